@@ -1,0 +1,32 @@
+# Everything a newcomer types. Each target works from a fresh clone; `setup` is done once and noticed afterwards.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: help setup demo check test bench clean
+
+help:  ## what can be made
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+
+setup:  ## virtual environment with anyrig in it (.venv); TORCH_INDEX_URL picks a CUDA or ROCm torch
+	@VENV=$(VENV) scripts/setup.sh
+
+demo: setup  ## label real text with the default model, and show how good and how fast that was
+	@$(BIN)/python examples/demo.py
+
+check: setup  ## ruff, mypy, import directions
+	@$(BIN)/ruff format --check --quiet . || { echo "formatting differs: run $(BIN)/ruff format ."; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/python -m pytest tests/unit/test_imports.py
+
+test: check  ## all checks and tests (no GPU needed)
+	@$(BIN)/anyrig pull smollm2-135m --json > /dev/null
+	@$(BIN)/python -m pytest
+
+bench: setup  ## engine against Transformers' generate on the same work, in turn
+	@$(BIN)/python -m anyrig.bench.against_transformers
+
+clean:  ## remove the environment and what tools left behind (models stay in the cache)
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""Requests, parameters, results, configuration, errors: plain data, no torch."""
