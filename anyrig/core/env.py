@@ -1,4 +1,4 @@
-"""Every environment variable that anyrig itself reads, typed, in one place (`ANYRIG_<OPTION>` aside, see cli/options.py)."""
+"""Every environment variable that anyrig itself reads, typed (`ANYRIG_<OPTION>` aside, see cli/options.py)."""
 
 import os
 from pathlib import Path

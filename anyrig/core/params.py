@@ -119,7 +119,7 @@ class SamplingParams:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Parameters from a row, a request body or a configuration file; an unknown key is an error with the nearest name.
+        """Parameters from a row, a request body or a file; an unknown key is an error with the nearest name.
 
         Raises:
             InvalidRequest: on an unknown key or an invalid value.
