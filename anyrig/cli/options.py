@@ -214,7 +214,8 @@ def _parameter(opt: Option) -> inspect.Parameter:
     annotation: Any = bool | None if kinds == [bool] else list[str] | None if is_list(opt.hint) else str | None
     help = opt.help
     if opt.default is not None and opt.default != ():
-        help += f" [{_yaml(opt.default).strip('"')}]"
+        shown = opt.default if isinstance(opt.default, str) else _yaml(opt.default)
+        help += f" [{shown}]"
     info = typer.Option(
         *decls,
         *([opt.short] if opt.short else []),
