@@ -1,0 +1,5 @@
+"""`python -m anyrig`."""
+
+from anyrig.cli.main import main
+
+main()
