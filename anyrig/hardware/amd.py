@@ -135,7 +135,7 @@ def _gpu(folder: Path, values: dict[str, int], root: Path, probe: Probe) -> AmdG
 
 
 def bus_name(domain: int, location: int) -> str:
-    """The PCI address of kfd's ``location_id``: bus in the high byte, then five bits of device and three of function."""
+    """The PCI address of kfd's ``location_id``: bus in the high byte, then 5 bits of device and 3 of function."""
     return f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
 
 
@@ -155,7 +155,7 @@ def _carve_out(render_minor: int, root: Path) -> int:
 
 
 def _grouped(gpus: list[AmdGpu]) -> list[AmdGpu]:
-    """Count the partitions of each chip: they share its unique_id and its PCI bus, and differ in the function number."""
+    """Count the partitions of each chip: they share unique_id and PCI bus and differ in the function number."""
     keys = [(gpu.unique_id, gpu.bus.rpartition(":")[0]) if gpu.unique_id else gpu.node for gpu in gpus]
     sizes, seen = Counter(keys), Counter[object]()
     grouped = []

@@ -98,7 +98,8 @@ def product(gfx: str | None, device_id: int, units: int, memory: int = 0) -> Pro
     for candidates in (both, same_id, fitting, by_memory):
         if len(candidates) == 1:
             return candidates[0]
-    return (both or same_id or [None])[0]
+    several = both or same_id
+    return several[0] if several else None
 
 
 def markdown() -> str:

@@ -24,7 +24,7 @@ class MemoryLimit:
 
 
 def _folders(root: Path, controller: str) -> Iterator[tuple[int, Path]]:
-    """(version, folder) of each group that governs this process for ``controller``, from its own up to the mount point."""
+    """(version, folder) of each group that governs this process, from its own up to the mount point."""
     membership: dict[str, str] = {}
     for line in (sysfs.text(sysfs.below(root, "/proc/self/cgroup")) or "").splitlines():
         _, names, path = line.split(":", 2)
@@ -32,7 +32,7 @@ def _folders(root: Path, controller: str) -> Iterator[tuple[int, Path]]:
             membership[name] = path
     for line in (sysfs.text(sysfs.below(root, "/proc/self/mountinfo")) or "").splitlines():
         fields, _, options = line.partition(" - ")
-        kind, _, super_options = (options.split() + ["", "", ""])[:3]
+        kind, _, super_options = [*options.split(), "", "", ""][:3]
         mount_root, mount_point = fields.split()[3:5]
         if kind == "cgroup2":
             version, path = 2, membership.get("")
@@ -46,7 +46,7 @@ def _folders(root: Path, controller: str) -> Iterator[tuple[int, Path]]:
 
 
 def _upwards(mount: Path, mount_root: str, path: str) -> Iterator[Path]:
-    """The group's folder and its parents. In a container the path may begin outside what is mounted: then the mount is it."""
+    """The group's folder and its parents; in a container, where the path may lie outside the mount, the mount."""
     relative = PurePosixPath(path)
     if mount_root != "/":
         relative = relative.relative_to(mount_root) if relative.is_relative_to(mount_root) else PurePosixPath()
@@ -61,15 +61,15 @@ def _upwards(mount: Path, mount_root: str, path: str) -> Iterator[Path]:
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
-    """CPUs' worth of time per period that the tightest group grants (``1.5`` = one and a half), or ``None`` for no quota."""
+    """CPUs' worth of time that the tightest group grants (``1.5``: one and a half), or ``None`` for no quota."""
     quotas = []
     for version, folder in _folders(root, "cpu"):
         if version == 2:
             quota, _, period = (sysfs.text(folder / "cpu.max") or "").partition(" ")
+            granted, per = sysfs.number(quota), sysfs.number(period)
         else:
-            quota = sysfs.text(folder / "cpu.cfs_quota_us") or ""
-            period = sysfs.text(folder / "cpu.cfs_period_us") or ""
-        granted, per = sysfs.number(quota), sysfs.number(period)
+            granted = sysfs.integer(folder / "cpu.cfs_quota_us")
+            per = sysfs.integer(folder / "cpu.cfs_period_us")
         if granted and per and granted > 0:
             quotas.append(granted / per)
     return min(quotas, default=None)

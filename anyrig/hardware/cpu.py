@@ -12,9 +12,9 @@ from anyrig.hardware import cgroup, memory, sysfs
 
 #: Instruction sets that our kernels or torch's choose between, by the kernel's names (x86, then ARM).
 INSTRUCTION_SETS = (
-    "avx2 fma f16c avx_vnni avx512f avx512bw avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_int8 amx_bf16 "
-    "asimd asimdhp asimddp bf16 i8mm sve sve2"
-).split()
+    *("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_tile", "amx_int8", "amx_bf16", "asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2"),
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Cpu:
     quota: float | None
     """CPUs' worth of time that the cgroups grant, or ``None``."""
     cores: int
-    """How many compute threads to start: allowed cores, or the quota rounded down (a throttled thread stalls all others)."""
+    """Compute threads to start: allowed cores, or the quota rounded down (one throttled thread stalls the rest)."""
     physical_cores: int
     """Allowed cores without hyper-threads, at most ``cores``; equal to ``cores`` where the kernel does not tell."""
     flags: frozenset[str]

@@ -39,7 +39,7 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 
 def shared_bytes(root: Path = Path("/")) -> int | None:
-    """Size of ``/dev/shm`` in bytes (Ray's object store and torch's workers live there), or ``None`` if there is none."""
+    """Bytes in ``/dev/shm``, where Ray's objects and torch's workers live, or ``None`` if there is none."""
     try:
         status = os.statvfs(sysfs.below(root, "/dev/shm"))
     except OSError:

@@ -53,7 +53,7 @@ AskDriver = Callable[[], dict[str, nvml.Answer]]
 
 
 def read(root: Path = Path("/"), probe: Probe = device_node.probe, ask: AskDriver | None = None) -> Nvidia:
-    """Find NVIDIA GPUs below ``root``; NVML is only asked for the machine itself (``root`` = ``/``) or through ``ask``."""
+    """Find NVIDIA GPUs below ``root``; unless ``ask`` is given, NVML is only asked where ``root`` is ``/``."""
     control, unified = probe("/dev/nvidiactl", root), probe("/dev/nvidia-uvm", root)
     folders = sysfs.entries(sysfs.below(root, "/proc/driver/nvidia/gpus"))
     if ask is None:

@@ -8,7 +8,7 @@ from anyrig.hardware import sysfs
 AMD = 0x1002
 NVIDIA = 0x10DE
 
-# VGA, 3D and other display controllers, processing accelerators (Instinct). An audio function of a card is none of them.
+# VGA, 3D and other display controllers, processing accelerators (Instinct); not a card's audio function.
 _CLASSES = (0x0300, 0x0302, 0x0380, 0x1200)
 
 

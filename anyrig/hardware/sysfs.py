@@ -1,4 +1,4 @@
-"""Small files that the kernel writes (procfs, sysfs, cgroupfs), read below a root so that tests can bring their own tree."""
+"""Small files that the kernel writes (procfs, sysfs, cgroupfs), read below a root: tests bring their own tree."""
 
 from pathlib import Path
 
