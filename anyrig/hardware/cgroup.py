@@ -27,9 +27,8 @@ def _folders(root: Path, controller: str) -> Iterator[tuple[int, Path]]:
     """(version, folder) of each group that governs this process, from its own up to the mount point."""
     membership: dict[str, str] = {}
     for line in (sysfs.text(sysfs.below(root, "/proc/self/cgroup")) or "").splitlines():
-        _, names, path = line.split(":", 2)
-        for name in names.split(","):
-            membership[name] = path
+        _, names, group = line.split(":", 2)
+        membership.update(dict.fromkeys(names.split(","), group))
     for line in (sysfs.text(sysfs.below(root, "/proc/self/mountinfo")) or "").splitlines():
         fields, _, options = line.partition(" - ")
         kind, _, super_options = [*options.split(), "", "", ""][:3]

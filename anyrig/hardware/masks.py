@@ -2,7 +2,7 @@
 
 Rules, read in the sources of Ray (``_private/accelerators/amd_gpu.py``), vLLM (``platforms/rocm.py``) and verl
 (``single_controller/base/worker.py``):
-- HIP honours HIP_VISIBLE_DEVICES, and CUDA_VISIBLE_DEVICES where the former is unset; Ray and vLLM refuse unequal values.
+- HIP honours HIP_VISIBLE_DEVICES, and CUDA_VISIBLE_DEVICES where that is unset; Ray and vLLM refuse unequal values.
 - ROCR_VISIBLE_DEVICES works one level lower: HIP's numbers count within what ROCR left. Ray from 2.45 refuses ROCR
   alone, verl refuses it beside either of the others.
 - Numbering ends at the first entry that names no device; an empty value hides all.
