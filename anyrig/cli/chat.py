@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from anyrig.cli import drive
-from anyrig.cli.console import console
+from anyrig.cli.console import console, printable
 from anyrig.cli.conversation import Conversation
 from anyrig.cli.editor import Editor
 from anyrig.cli.interrupt import Interrupt
@@ -60,12 +60,12 @@ def chat(
     if not engine.tokenizer.has_chat_template:
         raise ModelError(f"`{model}` has no chat template", "use `anyrig generate` with this model, or take another")
     editor = Editor(env.home() / "chat_history")
-    session = Session(engine, settings.build(SamplingParams, engine.info.generation), conversation)
+    session = Session(engine, settings.build(SamplingParams, engine.info.generation), conversation, editor)
     if editor.interactive:
         console.note(engine.describe())
         console.note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
     try:
-        return session.run(editor)
+        return session.run()
     finally:
         editor.save_history()
 
@@ -77,11 +77,12 @@ class Session:
         failed: whether a turn could not be answered.
     """
 
-    def __init__(self, engine: "Engine", params: SamplingParams, conversation: Conversation) -> None:
+    def __init__(self, engine: "Engine", params: SamplingParams, conversation: Conversation, editor: Editor) -> None:
         self.engine = engine
         self.params = params
         self.conversation = conversation
         self.failed = False
+        self._editor = editor
         self._numbers = itertools.count()
         self._commands: dict[str, tuple[Callable[[str], bool | None], str, str]] = {
             "/help": (self._help, "", "this list"),
@@ -95,20 +96,20 @@ class Session:
             "/exit": (lambda _: True, "", "leave (also Ctrl-D)"),
         }
 
-    def run(self, editor: Editor) -> int:
+    def run(self) -> int:
         """Take turns until the input ends; returns the exit code."""
         interrupted = False
         while True:
             try:
-                for turn in editor.turns():
+                for turn in self._editor.turns():
                     interrupted = False
                     if self.take(turn):
                         return 0
-                if editor.interactive:
+                if self._editor.interactive:
                     print(file=sys.stderr)  # Ctrl-D leaves the cursor behind the prompt
-                return 1 if self.failed and not editor.interactive else 0
+                return 1 if self.failed and not self._editor.interactive else 0
             except KeyboardInterrupt:
-                if interrupted or not editor.interactive:
+                if interrupted or not self._editor.interactive:
                     return 130
                 interrupted = True
                 print(file=sys.stderr)
@@ -144,10 +145,10 @@ class Session:
         def show(out: RequestOutput) -> None:
             nonlocal shown, text
             text = out.outputs[0].text
-            print(text[shown:], end="", flush=True)
+            print(printable(text[shown:], sys.stdout), end="", flush=True)
             shown = len(text)
 
-        with Interrupt() as interrupt:
+        with self._editor.hidden(), Interrupt() as interrupt:
             try:
                 finished = run.until_done(show, lambda: interrupt.asked)
             finally:
@@ -169,7 +170,7 @@ class Session:
             parts.append("stopped")
         elif reason == "length":
             parts.append("cut at its longest (/set max_tokens N)")
-        console.note(" · ".join(parts))
+        console.note(" · ".join(parts) + ("\n" if self._editor.interactive else ""))
 
     def _command(self, turn: str) -> bool:
         name, _, rest = turn.strip().partition(" ")

@@ -15,6 +15,8 @@ _QUIET = {
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
 
+_CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
 
 class Console:
     """How much is said, and how.
@@ -84,6 +86,11 @@ def styled(text: str, code: str, stream: TextIO) -> str:
 def moving(stream: TextIO) -> bool:
     """Whether lines on `stream` can be rewritten."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def printable(text: str, stream: TextIO) -> str:
+    """`text` without the control characters with which a model could steer the terminal."""
+    return text.translate(_CONTROLS) if stream.isatty() else text
 
 
 console = Console()

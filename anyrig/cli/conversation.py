@@ -54,7 +54,7 @@ class Conversation:
         try:
             path.write_text(text + "\n", encoding="utf-8")
         except OSError as e:
-            raise DataError(f"cannot write {path}", e.strerror) from None
+            raise DataError(f"cannot write {path} ({e.strerror})") from None
 
     @classmethod
     def load(cls, path: Path) -> "Conversation":
@@ -66,7 +66,7 @@ class Conversation:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except OSError as e:
-            raise DataError(f"cannot read {path}", e.strerror) from None
+            raise DataError(f"cannot read {path} ({e.strerror})") from None
         except ValueError:
             raise DataError(f"not a JSON file: {path}") from None
         messages = content.get("messages") if isinstance(content, dict) else content

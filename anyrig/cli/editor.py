@@ -1,9 +1,13 @@
 """What a person types in a chat: lines with editing and history, several of them where asked for, or piped turns."""
 
 import contextlib
+import re
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
+
+from anyrig.cli.console import styled
 
 FENCE = '"""'
 
@@ -56,7 +60,24 @@ class Editor:
             if not line:
                 raise EOFError
             return line.rstrip("\r\n")
+        if "readline" in sys.modules and (bold := styled(prompt, "1", sys.stdout)) != prompt:
+            prompt = re.sub(r"(\x1b\[\d*m)", "\x01\\1\x02", bold)  # readline must not count what takes no room
         return input(prompt)
+
+    @contextlib.contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Keys typed meanwhile don't show up in the answer; they wait for the next turn."""
+        if not self.interactive:
+            yield
+            return
+        before = termios.tcgetattr(sys.stdin)
+        silent = [*before]
+        silent[3] &= ~termios.ECHO
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, silent)
+        try:
+            yield
+        finally:
+            termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
 
     def _load_history(self) -> None:
         try:

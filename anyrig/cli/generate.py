@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from anyrig.cli import drive
-from anyrig.cli.console import console
+from anyrig.cli.console import console, printable
 from anyrig.cli.interrupt import Interrupt
 from anyrig.cli.options import Settings, configured
 from anyrig.cli.prompts import encode, gather
@@ -93,7 +93,7 @@ class _Printer:
     def take(self, out: RequestOutput) -> None:
         if self.streams:
             text = out.outputs[0].text
-            print(text[self._printed :], end="", flush=True)
+            print(printable(text[self._printed :], sys.stdout), end="", flush=True)
             self._printed = len(text)
         elif out.finished:
             self._done[out.request_id] = out
@@ -119,7 +119,7 @@ class _Printer:
             if len(self._prompts) + len(out.outputs) > 2:
                 which = f" #{completion.index + 1}" if len(out.outputs) > 1 else ""
                 console.note(f"[{self._printed}{which}] {' '.join(prompt.split())[:70]}")
-            print(completion.text, flush=True)
+            print(printable(completion.text, sys.stdout), flush=True)
 
 
 def json_line(out: RequestOutput, prompt: str) -> str:

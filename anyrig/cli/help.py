@@ -12,19 +12,36 @@ class Command(typer.core.TyperCommand):
         kwargs["rich_markup_mode"] = None
         super().__init__(*args, **kwargs)
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        required: list[str] = []
+        optional: list[str] = []
         for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
-            if record is None:
-                continue
             if param.param_type_name == "argument":
-                title = "Arguments"
-            else:
-                panel = getattr(param, "rich_help_panel", None)
-                title = f"{panel} options" if panel else "Options"
-            sections.setdefault(title, []).append((record[0].replace(" <bool>", "").replace(" <int>", ""), record[1]))
-        for title, rows in sections.items():
-            if rows:
-                with formatter.section(title):
-                    formatter.write_dl(rows, col_max=34)
+                name = param.metavar or param.name.upper()
+                (required if param.required else optional).append(name if param.required else f"[{name}]")
+        formatter.write_usage(ctx.command_path, " ".join([*required, *optional, "[OPTIONS]"]))
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        write_options(self, ctx, formatter)
+
+
+def write_options(command: Any, ctx: Any, formatter: Any) -> None:
+    """The sections of arguments and options, in the order in which they were declared."""
+    sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+    for param in command.get_params(ctx):
+        if (record := param.get_help_record(ctx)) is None:
+            continue
+        if param.param_type_name == "argument":
+            title, record = "Arguments", (param.metavar or param.name.upper(), param.help or "")
+        else:
+            panel = getattr(param, "rich_help_panel", None)
+            title = f"{panel} options" if panel else "Options"
+        name, text = record
+        # Typer's own words for a switch's type, and its capital letter
+        name = name.replace(" <bool>", "").replace(" <int>", "")
+        text = text.replace("Show this message and exit.", "show this help and leave")
+        sections.setdefault(title, []).append((name, text))
+    for title, rows in sections.items():
+        if rows:
+            with formatter.section(title):
+                formatter.write_dl(rows, col_max=34)

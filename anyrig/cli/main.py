@@ -15,7 +15,7 @@ from typer.main import get_command
 
 from anyrig import __version__
 from anyrig.cli.console import console
-from anyrig.cli.help import Command
+from anyrig.cli.help import Command, write_options
 from anyrig.core import env
 from anyrig.core.errors import AnyrigError, UsageError
 
@@ -72,9 +72,10 @@ class Verbs(typer.core.TyperGroup):
             )
         return super().resolve_command(ctx, args)
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        write_options(self, ctx, formatter)
         self._listing = True  # one line of help per verb needs none of their modules
-        super().format_help(ctx, formatter)
+        self.format_commands(ctx, formatter)
 
 
 def _command(target: Any) -> Any:

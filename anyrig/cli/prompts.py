@@ -69,4 +69,4 @@ def _file(path: Path) -> str:
     except UnicodeDecodeError:
         raise DataError(f"not UTF-8 text: {path}") from None
     except OSError as e:
-        raise DataError(f"cannot read the prompt from {path}", e.strerror) from None
+        raise DataError(f"cannot read the prompt from {path} ({e.strerror})") from None
