@@ -198,9 +198,8 @@ def _usage(error: Any) -> tuple[str, str]:
     """Message and hint of a wrong command line, in our words."""
     path = error.ctx.command_path if error.ctx else "anyrig"
     near = getattr(error, "possibilities", None)
-    if near:
-        return error.message.rstrip("."), f"did you mean {near[0]}?"
-    return error.format_message().rstrip("."), f"see {path} --help"
+    message = (error.message if near else error.format_message()).rstrip(".")
+    return message[:1].lower() + message[1:], f"did you mean {near[0]}?" if near else f"see {path} --help"
 
 
 def main() -> NoReturn:

@@ -101,11 +101,12 @@ class Settings:
         try:
             return owner(**{name: value for name, (value, _) in self.resolved(owner, model).items()})
         except AnyrigError as e:
-            named = [n for n in re.findall(r"`(\w+)`", e.message) if n in self.sources]
+            named = dict.fromkeys(n for n in re.findall(r"`(\w+)`", e.message) if n in self.sources)
             if not named:
                 raise
-            hint = ", ".join(f"`{n}` was set by {self.sources[n]}" for n in dict.fromkeys(named))
-            raise UsageError(e.message, "; ".join(filter(None, (e.hint, hint)))) from e
+            # A flag is before the user's eyes; a variable or a file may be long forgotten.
+            far = [f"`{n}` was set by {self.sources[n]}" for n in named if not self.sources[n].startswith("flag")]
+            raise UsageError(e.message, "; ".join(filter(None, (e.hint, *far))) or None) from e
 
     def show(self, model: Mapping[str, Any] | None = None) -> str:
         """Every option with its value and source, as YAML that `--config` reads."""
