@@ -1,6 +1,7 @@
-"""`anyrig doctor`: what this machine can do, and what is in the way. Prints in well under a second: torch stays shut."""
+"""`anyrig doctor`: what this machine can do, and what is in the way. Well under a second: torch stays shut."""
 
 import json as jsonlib
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -34,7 +35,7 @@ def doctor(
 
     facts = machine.collect(deep=deep)
     findings = diagnosis.diagnose(facts)
-    rows = op_rows() if ops else None
+    rows = op_rows("cuda" if diagnosis.ready(facts) else "cpu") if ops else None
     if json:
         report = diagnosis.as_json(facts, findings)
         if rows is not None:
@@ -47,18 +48,19 @@ def doctor(
 
 
 def _console() -> "Console":
-    """Standard output; long lines stay whole where no terminal asks for folding, so that `grep` finds them."""
+    """Standard output. Off a terminal lines are not folded, so that `grep` finds whole sentences."""
     from rich.console import Console
 
-    console = Console(highlight=False)
+    plain = bool(os.environ.get("NO_COLOR"))
+    console = Console(highlight=False, color_system=None if plain else "auto")
     return console if console.is_terminal else Console(highlight=False, width=500)
 
 
-def op_rows() -> list[tuple[str, str, bool, str]]:
-    """(op, implementation, chosen, reason) from the registry of ops; importing implementations may import torch."""
+def op_rows(device: str) -> list[tuple[str, str, bool, str]]:
+    """(op, implementation, chosen, reason) on a device of torch's kind ("cpu", "cuda")."""
     from anyrig.ops import registry
 
-    return [(op, name, chosen, reason) for op, name, chosen, reason in registry.report()]
+    return registry.report(device)
 
 
 def show(
@@ -67,17 +69,20 @@ def show(
     """Print the report for people: machine, devices, software, findings, verdict."""
     from anyrig.hardware import doctor as diagnosis
 
-    for heading, table in (
+    sections = [
         ("Machine", _machine(facts)),
         ("Devices", _devices(facts)),
         ("Software", _software(facts)),
         ("Findings", _findings(findings)),
-        ("Ops", _ops(rows)),
-    ):
-        if table is not None:
-            console.print(f"[bold]{heading}[/bold]")
+    ]
+    if rows is not None:
+        sections.append(("Ops", _ops(rows)))
+    for heading, table in sections:
+        with console.capture() as captured:
             console.print(table)
-            console.print()
+        console.print(heading, style="bold")
+        # Tables fill their lines with spaces up to the edge, which a copied report need not carry.
+        typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n")
     bad = any(finding.state == "problem" for finding in findings)
     verdict = diagnosis.verdict(facts, findings)
     console.print(verdict, style="bold yellow" if bad else "bold green", markup=False, soft_wrap=True)
@@ -167,11 +172,9 @@ def _findings(findings: "list[Finding]") -> "Table":
     return table
 
 
-def _ops(rows: list[tuple[str, str, bool, str]] | None) -> "Table | None":
+def _ops(rows: list[tuple[str, str, bool, str]]) -> "Table":
     from rich.text import Text
 
-    if rows is None:
-        return None
     table = _grid("", "", "", "")
     for op, name, chosen, reason in rows:
         table.add_row("", op, Text(name, style="green" if chosen else "dim"), "chosen" if chosen else "", Text(reason))

@@ -31,7 +31,7 @@ def _cores(facts: Facts) -> Iterator[Finding]:
             "cores",
             f"The control group grants {cpu.quota:g} of {cpu.machine_cores} cores; anyrig starts {cpu.cores} "
             "threads, but other programs may start one per core and stall.",
-            f"Raise the limit (docker --cpus, Kubernetes limits.cpu), or for others export OMP_NUM_THREADS={cpu.cores}.",
+            f"Raise the limit (docker --cpus, Kubernetes limits.cpu), or export OMP_NUM_THREADS={cpu.cores} for them.",
         )
     elif cpu.allowed_cores < cpu.machine_cores:
         yield warning(
