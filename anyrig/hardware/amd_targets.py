@@ -1,9 +1,11 @@
 """The table of AMD targets (``amd_targets.toml``): which products they are, and what runs on them."""
 
+import sys
 import tomllib
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 
@@ -138,3 +140,16 @@ def markdown() -> str:
         lines.append("| " + " | ".join(cells) + " |")
     lines += ["", *(f"- {target.gfx}: {target.note}." for target in targets().values() if target.note)]
     return "\n".join(lines) + "\n"
+
+
+def update(document: Path) -> None:
+    """Write the table between the document's two ``<!-- targets: ... -->`` marks."""
+    before, begin, rest = document.read_text().partition("<!-- targets: begin -->\n")
+    _, end, after = rest.partition("<!-- targets: end -->")
+    if not begin or not end:
+        raise ValueError(f"{document} has no <!-- targets: begin --> and <!-- targets: end --> lines")
+    document.write_text(before + begin + markdown() + end + after)
+
+
+if __name__ == "__main__":
+    update(Path(sys.argv[1]))

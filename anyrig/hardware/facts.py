@@ -51,7 +51,7 @@ def collect(root: Path = Path("/"), probe: Probe = device_node.probe, deep: bool
         packages=toolchain.packages(),
         cache=cache,
         cache_free=shutil.disk_usage(disk).free,
-        cache_writable=os.access(disk, os.W_OK | os.X_OK),
+        cache_writable=disk.is_dir() and os.access(disk, os.W_OK | os.X_OK),
         shared_memory=memory.shared_bytes(root),
         shared_limit=amd.shared_memory_limit(root),
         container=device_node.in_container(root),
