@@ -122,15 +122,15 @@ def _devices(facts: "Facts") -> "Table":
 
     table = _grid("dim", "", "", "", "", "")
     for amd in facts.amd.gpus:
-        part = f" partition {amd.partition + 1}/{amd.partitions}" if amd.partitions > 1 else ""
+        part = f" part {amd.partition + 1}/{amd.partitions}" if amd.partitions > 1 else ""
         table.add_row(
             "",
             "GPU -" if amd.index is None else f"GPU {amd.index}",
             amd.name + part,
             amd.gfx or "target unknown",
             f"{size(amd.memory)}{' shared' if amd.apu else ''}" if amd.memory else "memory unknown",
-            f"{amd.units} CU, wave {amd.wave}",
-            f"{amd.bus}  {amd.render.path}",
+            f"{amd.units} CU",
+            f"{_short(amd.bus)}  {_file(amd.render.path)}",
         )
     for nvidia in facts.nvidia.gpus:
         table.add_row(
@@ -140,11 +140,20 @@ def _devices(facts: "Facts") -> "Table":
             f"sm_{nvidia.capability.replace('.', '')}" if nvidia.capability else "",
             size(nvidia.memory) if nvidia.memory else "memory unknown",
             "",
-            f"{nvidia.bus}  {nvidia.node.path}",
+            f"{_short(nvidia.bus)}  {_file(nvidia.node.path)}",
         )
     if not table.row_count:
         table.add_row("", "no AMD or NVIDIA GPU that the kernel shows here")
     return table
+
+
+def _short(bus: str) -> str:
+    """A PCI address without the domain 0, so that a device's line fits into 80 columns."""
+    return bus.removeprefix("0000:")
+
+
+def _file(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 def _software(facts: "Facts") -> "Table":

@@ -35,7 +35,11 @@ def ready(facts: Facts) -> list[AmdGpu] | list[NvidiaGpu]:
 def verdict(facts: Facts, findings: list[Finding]) -> str:
     """One line: what this machine can do with anyrig as it stands."""
     count = sum(finding.state == "problem" for finding in findings)
-    problems = f" {count} problem{'s' if count > 1 else ''} to solve first." if count else ""
+    problems = (
+        f" {count} problem{'s' if count > 1 else ''} found: see the remed{'ies' if count > 1 else 'y'}."
+        if count
+        else ""
+    )
     if facts.torch is None:
         return f"anyrig cannot run here yet: torch is missing.{problems}"
     devices = ready(facts)
@@ -43,10 +47,13 @@ def verdict(facts: Facts, findings: list[Finding]) -> str:
         names = f"{len(devices)} × {devices[0].name}" if len(devices) > 1 else devices[0].name
         memory = devices[0].memory
         each = f" with {size(memory)}{' each' if len(devices) > 1 else ''}" if memory else ""
-        fits = f": models up to about {_parameters(memory)} parameters in bf16 per device" if memory else ""
+        per = " per device" if len(devices) > 1 else ""
+        fits = f": models up to about {_parameters(memory)} parameters in bf16{per}" if memory else ""
         return f"anyrig can run on {names}{each}{fits}.{problems}"
     cpu = facts.cpu
-    idle = " (the GPU is not usable yet)" if facts.amd.gpus or facts.nvidia.gpus else ""
+    # An office PC's GPU, for which nobody builds kernels, is not waiting for anything.
+    waiting = bool(facts.nvidia.gpus) or any(gpu.target is not None for gpu in facts.amd.gpus)
+    idle = " (the GPU is not usable as things stand)" if waiting else ""
     return (
         f"anyrig can run on the CPU{idle}: {cpu.cores} core{'s' if cpu.cores > 1 else ''}, models up to about "
         f"{_parameters(cpu.memory_available)} parameters in bf16.{problems}"

@@ -84,6 +84,8 @@ def _amd_access(facts: Facts) -> Iterator[Finding]:
         missing = all(gpu.render.state == "missing" for gpu in closed)
         sentence = f"{len(closed)} of {len(amd.gpus)} render nodes {'are missing' if missing else 'may not be opened'}"
         remedy = join_group(closed[0].render, facts.container, flags)
+        if kfd.state == "denied" and kfd.gid == closed[0].render.gid:
+            remedy = "The same as for kfd."
         if missing:
             remedy = f"Start the container with {flags}." if facts.container else "Run sudo modprobe amdgpu."
         # A container that was given some of the GPUs is as it should be.
@@ -143,8 +145,8 @@ def _amd_memory(facts: Facts) -> Iterator[Finding]:
         if gpu.carve_out > _CARVE_OUT_DEFAULT:
             yield warning(
                 "apu memory",
-                f"Firmware set {size(gpu.carve_out)} aside for {gpu.name}, which ROCm does not use; it takes from the "
-                f"shared memory, of which it may have {size(gpu.memory)}.",
+                f"Firmware set {size(gpu.carve_out)} aside for {gpu.name}; ROCm cannot use that and may take only "
+                f"{size(gpu.memory)} of the memory that is left.",
                 "Set the carve-out (UMA frame buffer) to its least in the firmware's menu, and boot with "
                 "ttm.pages_limit=<memory in 4 KiB pages> for more.",
             )

@@ -80,8 +80,8 @@ def shown(machine, capsys, width=100):
 
 def test_every_device_is_one_line_with_its_partition(tmp_path, capsys):
     text = shown(facts(mi300x_cpx(tmp_path), build("rocm")), capsys, width=200)
-    assert sum("Instinct MI300X partition" in line for line in text.splitlines()) == 8
-    assert "partition 8/8" in text and "gfx942" in text and "0000:05:00.7" in text
+    assert sum("Instinct MI300X part" in line for line in text.splitlines()) == 8
+    assert "part 8/8" in text and "gfx942" in text and "05:00.7  renderD135" in text
 
 
 def test_remedies_follow_their_findings(tmp_path, capsys):
@@ -90,6 +90,11 @@ def test_remedies_follow_their_findings(tmp_path, capsys):
     place = next(number for number, line in enumerate(lines) if "/dev/kfd may not be opened" in line)
     assert lines[place].lstrip().startswith("problem")
     assert lines[place + 1].lstrip().startswith("-> sudo usermod -aG render")
+
+
+def test_a_partitioned_card_takes_one_line_per_device_in_80_columns(tmp_path, capsys):
+    text = shown(facts(mi300x_cpx(tmp_path), build("rocm")), capsys, width=80)
+    assert sum("GPU " in line and "renderD" in line for line in text.splitlines()) == 9
 
 
 @pytest.mark.parametrize("width", [60, 80])

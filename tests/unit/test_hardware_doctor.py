@@ -156,7 +156,7 @@ def test_a_build_without_kernels_for_the_target_is_a_problem_and_leaves_the_cpu(
     machine = facts(mi210(tmp_path), build("rocm", targets=("gfx1100", "gfx942")))
     findings = doctor.diagnose(machine)
     assert [finding.name for finding in findings if finding.state == "problem"] == ["torch kernels"]
-    assert "on the CPU (the GPU is not usable yet)" in doctor.verdict(machine, findings)
+    assert "on the CPU (the GPU is not usable as things stand)" in doctor.verdict(machine, findings)
 
 
 def test_an_old_kernel_and_a_card_that_nobody_supports_is_a_warning(tmp_path):
@@ -168,6 +168,8 @@ def test_an_office_gpu_beside_a_cpu_build_is_a_warning_not_a_problem(tmp_path):
     small = MI210 | {"gfx_target_version": 100306, "device_id": 0x164E, "simd_count": 4, "simd_per_cu": 2}
     found = judge(Tree(tmp_path).node(1, small, (1, GIB)), build("cpu"))
     assert bad(found) == {"amd target": "warning"} and "gfx1036" in found["amd target"].sentence
+    machine = facts(Tree(tmp_path).node(1, small, (1, GIB)), build("cpu"))
+    assert "not usable" not in doctor.verdict(machine, doctor.diagnose(machine))
 
 
 def test_an_override_that_is_not_needed_is_to_be_unset(tmp_path):
