@@ -16,7 +16,7 @@ from anyrig.cli.console import console, printable
 from anyrig.cli.conversation import Conversation
 from anyrig.cli.editor import Editor
 from anyrig.cli.interrupt import Interrupt
-from anyrig.cli.options import Settings, configured
+from anyrig.cli.options import Settings, configured, model_values
 from anyrig.cli.values import parse
 from anyrig.core import env
 from anyrig.core.config import EngineConfig
@@ -33,7 +33,11 @@ DEFAULT_MODEL = "smollm2-135m"
 _SKIP = ("n", "logprobs", "prompt_logprobs", "logprobs_mode", "max_num_seqs", "max_batch_tokens")
 
 
-@configured(EngineConfig, SamplingParams, defaults={"max_tokens": 1024}, skip=_SKIP)
+# Where the model states none of its own: livelier than greedy, calmer than the full distribution of a small model.
+_DEFAULTS = {"max_tokens": 1024, "temperature": 0.6, "top_p": 0.9}
+
+
+@configured(EngineConfig, SamplingParams, defaults=_DEFAULTS, skip=_SKIP)
 def chat(
     settings: Settings,
     model: Annotated[
@@ -60,7 +64,9 @@ def chat(
     if not engine.tokenizer.has_chat_template:
         raise ModelError(f"`{model}` has no chat template", "use `anyrig generate` with this model, or take another")
     editor = Editor(env.home() / "chat_history")
-    session = Session(engine, settings.build(SamplingParams, engine.info.generation), conversation, editor)
+    session = Session(
+        engine, settings.build(SamplingParams, model_values(engine.info.generation)), conversation, editor
+    )
     if editor.interactive:
         console.note(engine.describe())
         console.note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")

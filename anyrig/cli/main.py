@@ -23,7 +23,7 @@ from anyrig.core.errors import AnyrigError, UsageError
 VERBS = {
     "doctor": ("anyrig.cli.doctor:doctor", "what this machine has, what works, and what to do about the rest"),
     "pull": ("anyrig.cli.pull:pull", "fetch a model into the cache"),
-    "models": ("anyrig.cli.models:models", "list models: the known names and what is cached"),
+    "models": ("anyrig.cli.models:app", "list models: the known names and what is cached"),
     "generate": ("anyrig.cli.generate:generate", "complete one prompt or several"),
     "chat": ("anyrig.cli.chat:chat", "talk with a model in the terminal"),
     "batch": ("anyrig.cli.batch:batch", "run a prompt over every row of a file"),
@@ -85,6 +85,7 @@ def _command(target: Any) -> Any:
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
         app.command(cls=Command)(target)
     command = get_command(app)
+    command.params = [p for p in command.params if p.name not in ("install_completion", "show_completion")]
     for leaf in (command, *getattr(command, "commands", {}).values()):
         cast(Any, leaf).rich_markup_mode = None
         taken = {opt for p in leaf.params for opt in p.opts}

@@ -3,7 +3,7 @@
     @configured(EngineConfig, SamplingParams, defaults={"max_tokens": 256})
     def generate(settings: Settings, model: Annotated[str, typer.Argument()]) -> None:
         engine = Engine(model, settings.build(EngineConfig))
-        params = settings.build(SamplingParams, engine.info.generation)
+        params = settings.build(SamplingParams, model_values(engine.info.generation))
 
 Every field that has a `help` text becomes a flag of the same words (`max_num_seqs`: `--max-num-seqs`), an environment
 variable (`ANYRIG_MAX_NUM_SEQS`) and a key of the `--config` file. Order of strength: flag, environment, file, the
@@ -24,8 +24,10 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from anyrig.cli.console import console
 from anyrig.cli.values import is_list, kinds_of, metavar, parse
-from anyrig.core.errors import AnyrigError, UsageError
+from anyrig.core.errors import AnyrigError, ModelError, UsageError
+from anyrig.core.params import SamplingParams
 
 T = TypeVar("T")
 
@@ -143,7 +145,7 @@ def configured(
                 return command(settings, **kwargs)
             for owner in owners:
                 settings.build(owner)  # a wrong value is an error here as well
-            print(settings.show(_generation(kwargs.get("model"), options)))
+            print(settings.show(_values_of(kwargs.get("model"))))
             return None
 
         signature = inspect.signature(command, eval_str=True)
@@ -269,6 +271,20 @@ def _yaml(value: Any) -> str:
     return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False, default=str)
 
 
-def _generation(model: str | None, options: Mapping[str, Option]) -> Mapping[str, Any] | None:
-    """The model's own sampling values."""
-    return None
+def model_values(generation: Mapping[str, Any]) -> dict[str, Any]:
+    """What a model's generation_config says about sampling, in the words of `SamplingParams`."""
+    named = {**generation, **({"temperature": 0.0} if generation.get("do_sample") is False else {})}
+    return {f.name: named[f.name] for f in dataclasses.fields(SamplingParams) if f.name in named}
+
+
+def _values_of(model: str | None) -> dict[str, Any] | None:
+    """The values of a model that is here already: showing options must not fetch one."""
+    if model is None:
+        return None
+    from anyrig.models import checkpoint, locate
+
+    try:
+        return model_values(checkpoint.read_info(locate.resolve(model, offline=True).path).generation)
+    except ModelError as e:
+        console.note(f"the model's own sampling values are unknown: {e.message}")
+        return None
