@@ -83,12 +83,6 @@ def _check(target: Target, config: BatchConfig) -> None:
         raise UsageError(f"{target.shown} exists", "--overwrite replaces it, -o writes elsewhere")
 
 
-def output_columns(prefix: str, *, logprobs: bool) -> list[str]:
-    """Names of the columns that are added to the input's, in their order."""
-    names = ["output", "finish_reason", "error", "prompt_tokens", "output_tokens"]
-    return [prefix + name for name in names + (["logprobs"] if logprobs else [])]
-
-
 def clash(columns: Sequence[str], added: Sequence[str]) -> str | None:
     """Why the input's columns can't stand beside the added ones, or None."""
     both = [name for name in added if name in columns]
