@@ -44,7 +44,7 @@ def test_cgroup_v2_memory_is_limited_by_the_tightest_level_and_page_cache_counts
     tree = Tree(tmp_path, memory=64 * GIB)
     tree.write("proc/self/mountinfo", SYSTEMD_V2)
     tree.write("proc/self/cgroup", "0::/pod/box\n")
-    tree.write("sys/fs/cgroup/pod/box/memory.max", "max\n")
+    tree.write("sys/fs/cgroup/pod/box/memory.max", 12 * GIB)
     tree.write("sys/fs/cgroup/pod/memory.max", 8 * GIB)
     tree.write("sys/fs/cgroup/pod/memory.current", 6 * GIB)
     tree.write("sys/fs/cgroup/pod/memory.stat", f"anon {2 * GIB}\ninactive_file {3 * GIB}\nactive_file {GIB}\n")
