@@ -1,63 +1,68 @@
-"""`anyrig models`: what the model caches hold; `anyrig models rm NAME` deletes."""
+"""`anyrig models`: the known names and what is cached; `anyrig models rm NAME` deletes."""
 
 import json
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from anyrig.core.errors import ModelError
-from anyrig.models import cache
+from anyrig.cli.console import console
+from anyrig.core.errors import UsageError
+from anyrig.models import cache, listing
 
-app = typer.Typer(help="List the models in the cache; `rm` deletes one.", invoke_without_command=True)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, invoke_without_command=True)
 
 
 @app.callback()
-def models(
+def show(
     context: typer.Context,
-    as_json: Annotated[bool, typer.Option("--json", help="print a list of {name, path, bytes, source}")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print a list of objects")] = False,
 ) -> None:
-    """List the models in the cache, with their sizes on disk."""
+    """List the known names and the models that are cached, with their sizes on disk."""
     if context.invoked_subcommand is not None:
         return
-    found = cache.cached_models()
+    rows = listing.list_models()
     if as_json:
-        print(json.dumps([{"name": m.name, "path": str(m.path), "bytes": m.bytes, "source": m.source} for m in found]))
-    elif not found:
-        print(f"no models in {cache.models_dir()}: `anyrig pull smollm2-135m` fetches one", file=sys.stderr)
+        print(json.dumps([row.as_dict() for row in rows], indent=2))
     elif sys.stdout.isatty():
-        _table(found)
+        _table(rows)
     else:
-        for model in found:
-            print(model.name, model.bytes, model.path, sep="\t")
+        for row in rows:
+            print(row.name, row.bytes or "-", row.path or "-", sep="\t")
 
 
 @app.command("rm")
 def remove(
-    name: Annotated[str, typer.Argument(help="as `anyrig models` shows it", metavar="NAME")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="as `anyrig models` shows it")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
-) -> None:
+) -> int:
     """Delete a model from the cache."""
-    found = next((model for model in cache.cached_models() if model.name == name), None)
-    if found is None:
-        raise ModelError(f"No model in the cache is called {name!r}", "`anyrig models` lists them")
+    found = listing.find_cached(name)
+    size = _megabytes(found.bytes or 0)
     if not yes:
-        typer.confirm(f"Delete {name} ({_megabytes(found.bytes)}) from {found.path}?", abort=True, err=True)
-    print(f"{name}: {_megabytes(cache.remove(name))} freed", file=sys.stderr)
+        if not sys.stdin.isatty():
+            raise UsageError(f"deleting {name} needs a yes, and there is nobody to ask", "give --yes")
+        if not typer.confirm(f"Delete {name} ({size}, {found.path})?", err=True):
+            console.note("nothing was deleted")
+            return 1
+    listing.remove(found)
+    console.note(f"{name}: {size} freed")
+    return 0
 
 
-def _table(found: list[cache.CachedModel]) -> None:
+def _table(rows: list[listing.Listed]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table: Any = Table("name", box=None, header_style="bold")
-    table.add_column("size", justify="right")
-    table.add_column("from", overflow="fold")
-    for model in found:
-        table.add_row(model.name, _megabytes(model.bytes), model.source)
-    console = Console()
-    console.print(table)
-    console.print(f"in {cache.models_dir()}", style="dim")
+    table = Table("name", box=None, header_style="bold", pad_edge=False)
+    table.add_column("on disk", justify="right")
+    table.add_column("what it is", overflow="fold")
+    for row in rows:
+        style = None if row.path else "dim"
+        table.add_row(row.name, _megabytes(row.bytes) if row.bytes else "-", row.about, style=style)
+    screen = Console(highlight=False)
+    screen.print(table)
+    screen.print(f"cache: {cache.models_dir()}", style="dim", soft_wrap=True)
 
 
 def _megabytes(size: int) -> str:

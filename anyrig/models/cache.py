@@ -6,7 +6,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,7 @@ def install(
             staging.mkdir()
             try:
                 write(staging)
+                _share(staging)
                 (staging / RECORD).write_text(json.dumps({"format": FORMAT, "source": source}, indent=2) + "\n")
                 _sync(staging)
                 if target.exists():
@@ -125,8 +126,12 @@ def remove(name: str) -> int:
 
 
 def size(path: Path) -> int:
-    """Bytes of all files below `path`."""
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    """Bytes of all files below `path`; files that vanish while it counts are nothing."""
+    total = 0
+    for file in path.rglob("*"):
+        with suppress(FileNotFoundError):
+            total += file.stat().st_size if file.is_file() else 0
+    return total
 
 
 @contextmanager
@@ -161,6 +166,13 @@ def _record(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}
+
+
+def _share(directory: Path) -> None:
+    """Let everyone read who may read the directory: safetensors makes its files for their owner only."""
+    for file in directory.rglob("*"):
+        if file.is_file():
+            file.chmod(file.stat().st_mode | (directory.stat().st_mode & 0o444))
 
 
 def _sync(directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a model directory says about itself, read without torch or Transformers: configuration, weight files, defaults."""
+"""What a model directory says about itself, without torch or Transformers: configuration, weight files, defaults."""
 
 import hashlib
 import json

@@ -40,7 +40,7 @@ def load(path: Path, *, dtype: torch.dtype, device: str = "cpu", attn_implementa
         _generation_defaults(model, path)
     else:
         model = _by_transformers(cls, path, configuration, dtype, device)
-    return model.eval().requires_grad_(False)
+    return _frozen(model)
 
 
 def load_random(
@@ -57,7 +57,11 @@ def load_random(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = cls._from_config(configuration, dtype=dtype)
-    return model.to(device).eval().requires_grad_(False)
+    return _frozen(model.to(device))
+
+
+def _frozen(model: nn.Module) -> nn.Module:
+    return model.eval().requires_grad_(False)
 
 
 def _model_class(config: dict[str, Any], path: Path | None) -> tuple[Any, Any]:
@@ -147,11 +151,11 @@ def _parameters_on_meta() -> Iterator[None]:
     register = nn.Module.register_parameter
 
     def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None:
+        if parameter is not None and not parameter.is_meta:
             parameter = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
         register(module, name, parameter)
 
-    nn.Module.register_parameter = on_meta  # type: ignore[method-assign]
+    nn.Module.register_parameter = on_meta  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""MODEL, as a user types it -> a Transformers directory: alias, hub id, directory or .gguf file."""
+"""MODEL, as a user types it -> a Transformers directory: known name, hub id, directory or .gguf file."""
 
 import hashlib
 import os
@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from anyrig.core.env import hub_offline
 from anyrig.core.errors import ModelError
@@ -14,7 +15,7 @@ from anyrig.models.catalog import catalog, nearest
 
 Progress = Callable[[str], None]
 
-WHAT_IT_CAN_BE = "MODEL is an alias ({aliases}), a hub id (org/name), a directory or a .gguf file"
+WHAT_IT_CAN_BE = "MODEL is a known name ({names}), a hub id (org/name), a directory or a .gguf file"
 # Weights, configuration, tokenizer; never pickles, other frameworks' weights or images.
 _HUB_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 _HUB_IGNORE = ("onnx/*", "openvino/*", "original/*", "coreml/*", "gguf/*", "runs/*")
@@ -33,8 +34,8 @@ def resolve(model: str, *, offline: bool = False, progress: Progress | None = No
     """Find `model`; fetch it and convert it first when needed.
 
     Args:
-        model: an alias, a name that `anyrig models` lists, a hub id (`org/name`, `org/name@revision`), a directory,
-            or a GGUF file. A name without a slash that is an alias means the alias; `./name` means the directory.
+        model: a name that `anyrig models` lists, a hub id (`org/name`, `org/name@revision`), a directory,
+            or a GGUF file. A bare name of the catalogue means that model; `./name` means the directory.
         offline: take only what is on this machine (so does HF_HUB_OFFLINE, for hub ids).
         progress: told in one sentence what is being done when it takes time.
 
@@ -69,10 +70,13 @@ def resolve(model: str, *, offline: bool = False, progress: Progress | None = No
 
 
 def _what_it_can_be() -> str:
-    return WHAT_IT_CAN_BE.format(aliases=", ".join(catalog()))
+    return WHAT_IT_CAN_BE.format(names=", ".join(catalog()))
 
 
 def _check_directory(path: Path) -> Path:
+    ggufs = sorted(path.glob("*.gguf"))
+    if ggufs and not (path / "config.json").is_file():
+        raise ModelError(f"{path} holds GGUF files, not a Transformers model", f"give the file itself: {ggufs[0]}")
     checkpoint.read_config(path)
     checkpoint.weight_files(path)
     tokenizer = (
@@ -92,7 +96,8 @@ def _check_directory(path: Path) -> Path:
 
 
 def _from_gguf(file: Path, progress: Progress | None) -> ModelFiles:
-    from anyrig.models.gguf import check, convert
+    from anyrig.models.gguf import convert
+    from anyrig.models.gguf_header import read_gguf_header
 
     if file.suffix != ".gguf":
         raise ModelError(f"{file} is a file, but not a .gguf", _what_it_can_be())
@@ -100,7 +105,7 @@ def _from_gguf(file: Path, progress: Progress | None) -> ModelFiles:
     identity = f"{file.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}"
     name = f"{file.stem.lower()}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
     if (done := cache.find(name)) is None:
-        check(file)
+        read_gguf_header(file)
         if progress:
             progress(f"converting {file.name} (once)")
         done = cache.install(name, lambda to: convert(file, to), source=str(file.resolve()), progress=progress)
@@ -113,7 +118,11 @@ def _from_hub(model: str, *, offline: bool, progress: Progress | None) -> Path:
     from huggingface_hub import errors
 
     repo, _, revision = model.partition("@")
-    wanted = {"allow_patterns": list(_HUB_PATTERNS), "ignore_patterns": list(_HUB_IGNORE), "revision": revision or None}
+    wanted: dict[str, Any] = {
+        "allow_patterns": list(_HUB_PATTERNS),
+        "ignore_patterns": list(_HUB_IGNORE),
+        "revision": revision or None,
+    }
     try:
         path = Path(huggingface_hub.snapshot_download(repo, local_files_only=True, **wanted))
         return _check_directory(path)

