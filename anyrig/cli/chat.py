@@ -16,7 +16,7 @@ from anyrig.cli.console import console, printable
 from anyrig.cli.conversation import Conversation
 from anyrig.cli.editor import Editor
 from anyrig.cli.interrupt import Interrupt
-from anyrig.cli.options import Settings, configured, model_values
+from anyrig.cli.options import Settings, configured
 from anyrig.cli.values import parse
 from anyrig.core import env
 from anyrig.core.config import EngineConfig
@@ -64,9 +64,7 @@ def chat(
     if not engine.tokenizer.has_chat_template:
         raise ModelError(f"`{model}` has no chat template", "use `anyrig generate` with this model, or take another")
     editor = Editor(env.home() / "chat_history")
-    session = Session(
-        engine, settings.build(SamplingParams, model_values(engine.info.generation)), conversation, editor
-    )
+    session = Session(engine, settings.build(SamplingParams, engine.info.generation), conversation, editor)
     if editor.interactive:
         console.note(engine.describe())
         console.note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")

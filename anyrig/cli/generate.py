@@ -13,7 +13,7 @@ import typer
 from anyrig.cli import drive
 from anyrig.cli.console import console, printable
 from anyrig.cli.interrupt import Interrupt
-from anyrig.cli.options import Settings, configured, model_values
+from anyrig.cli.options import Settings, configured
 from anyrig.cli.prompts import encode, gather
 from anyrig.core.config import EngineConfig
 from anyrig.core.errors import AnyrigError
@@ -57,7 +57,7 @@ def generate(
 
     console.status(f"loading {model}")
     engine = Engine(model, config, progress=console.status)
-    params = settings.build(SamplingParams, model_values(engine.info.generation))
+    params = settings.build(SamplingParams, engine.info.generation)
     ids = [encode(engine.tokenizer, text, chat=chat, system=system) for text in texts]
     console.clear()
 

@@ -3,7 +3,7 @@
     @configured(EngineConfig, SamplingParams, defaults={"max_tokens": 256})
     def generate(settings: Settings, model: Annotated[str, typer.Argument()]) -> None:
         engine = Engine(model, settings.build(EngineConfig))
-        params = settings.build(SamplingParams, model_values(engine.info.generation))
+        params = settings.build(SamplingParams, engine.info.generation)
 
 Every field that has a `help` text becomes a flag of the same words (`max_num_seqs`: `--max-num-seqs`), an environment
 variable (`ANYRIG_MAX_NUM_SEQS`) and a key of the `--config` file. Order of strength: flag, environment, file, the
@@ -81,15 +81,16 @@ class Settings:
         return {name: value for name, value in self.values.items() if self.options[name].owner is owner}
 
     def resolved(self, owner: type, model: Mapping[str, Any] | None = None) -> dict[str, tuple[Any, str]]:
-        """Value and source of every option of `owner`; `model` holds the model's generation_config values."""
+        """Value and source of every option of `owner`; `model` is the model's generation_config as it stands there."""
         out: dict[str, tuple[Any, str]] = {}
+        own = _in_our_words(model or {})
         for name, opt in self.options.items():
             if opt.owner is not owner:
                 continue
             if name in self.values:
                 out[name] = (self.values[name], self.sources[name])
-            elif model and name in model:
-                out[name] = (model[name], "model")
+            elif name in own:
+                out[name] = (own[name], "model")
             else:
                 out[name] = (opt.default, "default")
         return out
@@ -145,7 +146,7 @@ def configured(
                 return command(settings, **kwargs)
             for owner in owners:
                 settings.build(owner)  # a wrong value is an error here as well
-            print(settings.show(_values_of(kwargs.get("model"))))
+            print(settings.show(_generation_config(kwargs.get("model"))))
             return None
 
         signature = inspect.signature(command, eval_str=True)
@@ -216,7 +217,7 @@ def _parameter(opt: Option) -> inspect.Parameter:
     decls = [opt.flag] if kinds != [bool] else [f"{opt.flag}/--no-{opt.flag[2:]}"]
     annotation: Any = bool | None if kinds == [bool] else list[str] | None if is_list(opt.hint) else str | None
     help = opt.help
-    if opt.default is not None and opt.default != ():
+    if opt.default not in (None, (), ""):
         shown = opt.default if isinstance(opt.default, str) else _yaml(opt.default)
         help += f" [{shown}]"
     info = typer.Option(
@@ -271,20 +272,20 @@ def _yaml(value: Any) -> str:
     return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False, default=str)
 
 
-def model_values(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """What a model's generation_config says about sampling, in the words of `SamplingParams`."""
+def _in_our_words(generation: Mapping[str, Any]) -> dict[str, Any]:
+    """What a generation_config says about sampling, by the names of `SamplingParams`."""
     named = {**generation, **({"temperature": 0.0} if generation.get("do_sample") is False else {})}
     return {f.name: named[f.name] for f in dataclasses.fields(SamplingParams) if f.name in named}
 
 
-def _values_of(model: str | None) -> dict[str, Any] | None:
-    """The values of a model that is here already: showing options must not fetch one."""
+def _generation_config(model: str | None) -> Mapping[str, Any] | None:
+    """That of a model that is here already: showing options must not fetch one."""
     if model is None:
         return None
     from anyrig.models import checkpoint, locate
 
     try:
-        return model_values(checkpoint.read_info(locate.resolve(model, offline=True).path).generation)
+        return checkpoint.read_info(locate.resolve(model, offline=True).path).generation
     except ModelError as e:
         console.note(f"the model's own sampling values are unknown: {e.message}")
         return None

@@ -69,6 +69,12 @@ def test_the_models_own_values_beat_only_the_defaults() -> None:
     assert (params.top_k, params.temperature, params.max_tokens) == (3, 0.2, 99)
 
 
+def test_a_model_that_says_not_to_sample_is_greedy() -> None:
+    greedy = {"do_sample": False, "temperature": 0.6}
+    assert resolve().build(SamplingParams, greedy).greedy
+    assert resolve("--temperature", "0.5").build(SamplingParams, greedy).temperature == 0.5
+
+
 def test_every_kind_of_flag_reaches_its_field() -> None:
     settings = resolve(
         "--no-enable-prefix-caching", "--stop", "a", "--stop", "b", "--logit-bias", '{"7": 2}', "--max-tokens", "none",
