@@ -27,6 +27,10 @@ class ModelError(AnyrigError):
     """A model that cannot be found, read or run."""
 
 
+class Unsupported(AnyrigError):
+    """A model asks for something that the paged path can't do; it runs through the fallback instead."""
+
+
 class InvalidRequest(AnyrigError, ValueError):
     """One request that cannot be served as asked (too long, contradictory parameters, uncompilable schema)."""
 

@@ -1,6 +1,6 @@
 """What a request returns. The shapes are those that vLLM's users know (`vllm/outputs.py`)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -68,3 +68,12 @@ class RequestOutput:
     finished: bool = False
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_cached_tokens: int = 0
+
+    def snapshot(self) -> "RequestOutput":
+        """A copy that stays as it is while this one grows."""
+        outputs = [
+            replace(o, token_ids=list(o.token_ids), logprobs=None if o.logprobs is None else list(o.logprobs))
+            for o in self.outputs
+        ]
+        prompt_logprobs = None if self.prompt_logprobs is None else list(self.prompt_logprobs)
+        return replace(self, outputs=outputs, prompt_logprobs=prompt_logprobs)

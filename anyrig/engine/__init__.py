@@ -1,0 +1,1 @@
+"""The engine: plan -> inputs -> run -> sample -> detokenize, one step at a time."""

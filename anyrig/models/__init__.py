@@ -1,0 +1,1 @@
+"""From a name to a model that runs: the only package that imports Transformers' modelling code."""

@@ -1,0 +1,1 @@
+"""Who computes what in the next step. Pure Python: tested without a model."""

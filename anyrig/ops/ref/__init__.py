@@ -1,0 +1,1 @@
+"""Plain torch: short, the truth that every other implementation is tested against."""

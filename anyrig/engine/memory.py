@@ -1,0 +1,86 @@
+"""How much memory the keys and values get, and how many pages that is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from anyrig.core.config import EngineConfig, parse_size
+from anyrig.core.errors import OutOfMemory
+from anyrig.core.spec import LayerSpec
+from anyrig.hardware import memory
+from anyrig.ops.attention import KVPages
+
+SHARE_OF_FREE = 0.5  # of what is free on a CPU; on a GPU 0.9 of what the weights left
+ENOUGH_ON_CPU = 4 << 30  # more is taken only when one sequence of the greatest length needs it
+
+
+@dataclass(frozen=True, slots=True)
+class KVSize:
+    """Attributes:
+    page_bytes: bytes of one page in all layers together.
+    num_pages: pages, the trash page included.
+    """
+
+    page_bytes: int
+    num_pages: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.page_bytes * self.num_pages
+
+
+def own_layers(layers: Sequence[LayerSpec]) -> list[LayerSpec]:
+    """Layers with keys and values of their own."""
+    return [layer for layer in layers if layer.kv_source == layer.index]
+
+
+def size_kv(
+    layers: Sequence[LayerSpec], config: EngineConfig, max_model_len: int, dtype: torch.dtype, device: str
+) -> KVSize:
+    """Decide the size from `kv_cache_memory`, or from what is free.
+
+    Raises:
+        OutOfMemory: when not even a short sequence fits.
+    """
+    per_token = sum(layer.kv_heads * (layer.dim + layer.v_dim) for layer in own_layers(layers)) * dtype.itemsize
+    page_bytes = per_token * config.page_size
+    pages_per_sequence = -(-max_model_len // config.page_size)
+    if config.kv_cache_memory is not None:
+        room = parse_size(config.kv_cache_memory, "kv_cache_memory")
+    elif device.startswith("cuda"):
+        room = int(torch.cuda.mem_get_info(device)[0] * 0.9)
+    else:
+        room = int(memory.available_bytes() * SHARE_OF_FREE)
+        room = min(room, max(ENOUGH_ON_CPU, (pages_per_sequence + 1) * page_bytes))
+    most = pages_per_sequence * config.max_num_seqs + 1
+    num_pages = min(room // page_bytes, most)
+    if num_pages < 2:
+        raise OutOfMemory(
+            f"{room / 2**20:.1f} MiB for keys and values hold less than one page of {config.page_size} tokens"
+            f" ({page_bytes / 2**20:.1f} MiB)",
+            "free memory, or set `kv_cache_memory` higher",
+        )
+    return KVSize(page_bytes, num_pages)
+
+
+def allocate(
+    layers: Sequence[LayerSpec], size: KVSize, page_size: int, dtype: torch.dtype, device: str
+) -> list[KVPages]:
+    """The pages of every layer, zeroed; a layer that shares keys and values gets its source's.
+
+    On a CPU the operating system hands the memory out when a page is first written, so an idle pool costs nothing.
+    """
+    pages: list[KVPages] = []
+    for layer in layers:
+        if layer.kv_source != layer.index:
+            pages.append(pages[layer.kv_source])
+            continue
+        shape = (layer.kv_heads, size.num_pages, page_size)
+        pages.append(
+            KVPages(
+                torch.zeros(*shape, layer.dim, dtype=dtype, device=device),
+                torch.zeros(*shape, layer.v_dim, dtype=dtype, device=device),
+            )
+        )
+    return pages
