@@ -81,21 +81,26 @@ class _Cursor:
             key = self.string()
             metadata[key] = self.value(self.scalar("I"))
         end = max((self.tensor_end() for _ in range(tensors)), default=0)
-        alignment = int(metadata.get("general.alignment", 32))
+        alignment = metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise _Unreadable(f"its alignment is {alignment!r}")
         start = -(-self.at // alignment) * alignment
         return GgufHeader(metadata, start + end)
 
     def scalar(self, form: str) -> Any:
         (value,) = struct.unpack_from(f"<{form}", self.data, self.at)
-        self.at += struct.calcsize(f"<{form}")
+        self.skip(struct.calcsize(f"<{form}"))
         return value
 
-    def string(self) -> str:
-        start, length = self.at + 8, self.scalar("Q")
-        self.at = start + length
+    def skip(self, count: int) -> None:
+        self.at += count
         if self.at > len(self.data):
             raise IndexError(self.at)
-        return self.data[start : self.at].decode("utf-8")
+
+    def string(self) -> str:
+        length = self.scalar("Q")
+        self.skip(length)
+        return self.data[self.at - length : self.at].decode("utf-8")
 
     def value(self, kind: int) -> Any:
         if kind in _SCALARS:
@@ -106,11 +111,11 @@ class _Cursor:
             raise _Unreadable(f"its metadata has a value of unknown type {kind}")
         element, count = self.scalar("I"), self.scalar("Q")
         if element in _SCALARS:
-            self.at += count * struct.calcsize(f"<{_SCALARS[element]}")
+            self.skip(count * struct.calcsize(f"<{_SCALARS[element]}"))
         else:
             for _ in range(count):
                 if element == _STRING:
-                    self.at += 8 + struct.unpack_from("<Q", self.data, self.at)[0]
+                    self.skip(self.scalar("Q"))
                 else:
                     self.value(element)
         return count

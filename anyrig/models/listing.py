@@ -59,6 +59,8 @@ def remove(model: Listed) -> None:
         return
     from huggingface_hub import scan_cache_dir
 
+    if model.path is None:
+        raise ModelError(f"{model.name} is not in the cache")
     info = scan_cache_dir()
     commits = [r.commit_hash for repo in info.repos if repo.repo_path == model.path for r in repo.revisions]
     with cache.writable(model.path):
