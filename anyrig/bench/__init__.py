@@ -1,0 +1,1 @@
+"""Honest measurements: the same work for everybody, the machine's limits beside the result."""

@@ -51,6 +51,15 @@ class CompletionOutput:
 
 
 @dataclass(slots=True)
+class Timing:
+    """Moments of a request in seconds of `time.perf_counter`, None until they come."""
+
+    arrived: float
+    first_token: float | None = None
+    finished: float | None = None
+
+
+@dataclass(slots=True)
 class RequestOutput:
     """State of one request, at its end (`LLM.generate`) or so far (`stream`).
 
@@ -59,6 +68,7 @@ class RequestOutput:
         prompt_logprobs: one entry per prompt token (the first is None), or None when not asked for.
         num_cached_tokens: prompt tokens whose keys and values came from the prefix cache.
         finished: no more tokens will come for any of the completions.
+        timing: None for a request that was refused.
     """
 
     request_id: str
@@ -68,6 +78,7 @@ class RequestOutput:
     finished: bool = False
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_cached_tokens: int = 0
+    timing: Timing | None = None
 
     def snapshot(self) -> "RequestOutput":
         """A copy that stays as it is while this one grows."""
@@ -76,4 +87,5 @@ class RequestOutput:
             for o in self.outputs
         ]
         prompt_logprobs = None if self.prompt_logprobs is None else list(self.prompt_logprobs)
-        return replace(self, outputs=outputs, prompt_logprobs=prompt_logprobs)
+        timing = None if self.timing is None else replace(self.timing)
+        return replace(self, outputs=outputs, prompt_logprobs=prompt_logprobs, timing=timing)

@@ -97,7 +97,7 @@ class Completion:
 
     def _release(self, text: str, may_stop: bool) -> bool:
         """Show the text that can't become part of a stop string. True when a stop string ended the completion."""
-        shown, hit = self._stop.feed(text, may_stop)
+        shown, hit = self._stop.push(text, may_stop)
         self.output.text += shown
         if hit is not None:
             self.output.finish_reason, self.output.stop_reason = "stop", hit

@@ -1,6 +1,7 @@
 """The step loop: requests in, finished (or growing) outputs out. One thread; `llm.py` and `async_engine.py` drive it."""
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from anyrig.core import sequence
 from anyrig.core.config import EngineConfig
 from anyrig.core.errors import InvalidRequest
-from anyrig.core.outputs import RequestOutput
+from anyrig.core.outputs import RequestOutput, Timing
 from anyrig.core.params import SamplingParams
 from anyrig.core.spec import Chunk, StepPlan
 from anyrig.engine.adjust import check_token_ids
@@ -100,6 +101,7 @@ class Engine:
         self._requests: dict[str, _Request] = {}
         self._running: dict[int, tuple[_Request, Completion]] = {}
         self._next_seq = 0
+        self._now = 0.0
 
     def default_params(self, **given: Any) -> SamplingParams:
         """The model's own sampling defaults (generation_config.json), changed by what is given."""
@@ -141,7 +143,7 @@ class Engine:
         check_token_ids(params, self.info.vocab_size)
         grammars = [self.grammars.compile(params) for _ in range(params.n)]
         text = prompt if isinstance(prompt, str) else None
-        request = _Request(RequestOutput(request_id, text, ids, []), stream)
+        request = _Request(RequestOutput(request_id, text, ids, [], timing=Timing(time.perf_counter())), stream)
         if params.prompt_logprobs is not None:
             request.output.prompt_logprobs = [None]
         seed = params.seed if params.seed is not None else self._draw_seed()
@@ -249,6 +251,7 @@ class Engine:
         wanted = logits if len(rows) == len(logits) else logits[rows]
         sampled = self.sampler.sample(wanted, [c.row for _, _, c in sampling]) if rows else []
         touched: dict[str, _Request] = {}
+        self._now = time.perf_counter()
         for (_, request, completion), token in zip(sampling, sampled, strict=True):
             self._take_token(request, completion, token)
             touched[request.output.request_id] = request
@@ -256,6 +259,9 @@ class Engine:
 
     def _take_token(self, request: _Request, completion: Completion, token: Sampled) -> None:
         completion.take(token)
+        timing = request.output.timing
+        if timing is not None and timing.first_token is None:
+            timing.first_token = self._now
         if completion.output.index == 0 and len(completion.output.token_ids) <= 1:
             cached = completion.sequence.cached or 0
             request.output.num_cached_tokens = cached
@@ -293,4 +299,6 @@ class Engine:
         request.done += 1
         if request.done == len(request.completions):
             request.output.finished = True
+            if request.output.timing is not None:
+                request.output.timing.finished = time.perf_counter()
             del self._requests[request.output.request_id]

@@ -83,7 +83,8 @@ class Decoder:
 
     def _logits(self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         out = self.model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=rows)
-        return out.logits[0]
+        logits: torch.Tensor = out.logits[0]
+        return logits
 
     def _set_attention(self, interface: str) -> None:
         for module in self.model.modules():
