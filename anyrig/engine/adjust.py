@@ -104,7 +104,8 @@ class Adjustment:
                 self._slot(token)
             self._counted = 0
         for token in output_ids[self._counted :]:
-            self._counts[self._slot(token)] += 1
+            slot = self._slot(token)  # may move the counts
+            self._counts[slot] += 1
         self._counted = len(output_ids)
 
     def _slot(self, token: int) -> int:

@@ -63,6 +63,8 @@ class SampleOp(Protocol):
     ) -> list[int]:
         """One token per row by inverting the cumulative distribution at `Draw.uniform`.
 
+        Filters also drop what is less likely than float32's smallest normal number, 1e-38.
+
         Args:
             logits: [R, W] float32, contiguous, no NaN, at least one finite value per row. Overwritten: with the
                 logits divided by the temperature (shifted so that the best is 0) and, if `mark_dropped`, -inf for

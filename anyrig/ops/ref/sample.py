@@ -66,9 +66,10 @@ def draw(logits: torch.Tensor, draws: Sequence[Draw], scratch: torch.Tensor, mar
 def logprobs(logits: torch.Tensor, ids: Sequence[int], ks: Sequence[int], scratch: torch.Tensor) -> list[TokenScores]:
     scores = torch.log_softmax(logits, -1, out=scratch)
     given = scores.gather(1, torch.tensor(ids, device=logits.device)[:, None])
-    ranks = torch.count_nonzero(scores > given, dim=-1) + 1
+    larger = _reaches(scores, torch.nextafter(given, torch.full_like(given, torch.inf))).cpu().numpy()
+    ranks = [int(np.count_nonzero(row)) + 1 for row in larger]
     result: list[TokenScores] = [
-        {token: (value, rank)} for token, value, rank in zip(ids, given[:, 0].tolist(), ranks.tolist(), strict=True)
+        {token: (value, rank)} for token, value, rank in zip(ids, given[:, 0].tolist(), ranks, strict=True)
     ]
     k = min(max(ks), scores.shape[1])
     if k == 0:
@@ -154,11 +155,18 @@ def _best(values: torch.Tensor, k: int) -> torch.Tensor:
     return (blocks.amax(-1) if k <= blocks.shape[1] else values).topk(k).values
 
 
+def _reaches(values: torch.Tensor, floors: torch.Tensor) -> torch.Tensor:
+    """values [R, W] >= floors [R, 1], as booleans. On CPU by numpy: torch's comparison isn't vectorised (six times)."""
+    if values.device.type == "cpu":
+        return torch.from_numpy(np.greater_equal(values.numpy(), floors.numpy()))
+    return values >= floors
+
+
 def _at_least(values: torch.Tensor, floors: torch.Tensor) -> list[tuple[Ids, Values]]:
     """Ids, ascending, and values of each row's finite entries of at least floors [R], from values [R, W]."""
     floors = floors.clamp(min=torch.finfo(values.dtype).min)[:, None]
     # Hits are few: find the groups of eight that hold one (eight booleans read as one integer), then look inside.
-    groups = (values >= floors).view(torch.int64).nonzero()
+    groups = _reaches(values, floors).view(torch.int64).nonzero()
     row = groups[:, :1]
     ids = groups[:, 1:] * 8 + torch.arange(8, device=values.device)
     near = values[row, ids]
