@@ -1,4 +1,4 @@
-"""The step loop: requests in, finished (or growing) outputs out. One thread; `llm.py` and `async_engine.py` drive it."""
+"""The step loop: requests in, finished (or growing) outputs out. `llm.py` and `async_engine.py` drive it."""
 
 import logging
 import time
@@ -86,12 +86,13 @@ class Engine:
         self.tokenizer = Tokenizer.from_dir(files.path)
         self.runner: Runner = make_runner(files.path, files.name, self.info, config, say)
         self.max_model_len = self.runner.max_model_len
+        whole = 0 if self.runner.chunked else self.max_model_len
         self.scheduler = Scheduler(
             PagePool(self.runner.num_pages),
             page_size=config.page_size,
             max_num_seqs=config.max_num_seqs,
-            max_batch_tokens=config.max_batch_tokens,
-            max_chunk_tokens=config.max_chunk_tokens,
+            max_batch_tokens=max(config.max_batch_tokens, whole),
+            max_chunk_tokens=max(config.max_chunk_tokens, whole),
             prefix_caching=config.enable_prefix_caching and self.runner.prefix_caching,
             model_version=self.info.version,
         )

@@ -32,11 +32,13 @@ class Runner(Protocol):
         num_pages: pages of the KV cache, the trash page included.
         max_model_len: longest sequence that the model and the pages hold.
         prefix_caching: whether pages can be shared between sequences.
+        chunked: whether a prompt can be computed in several steps.
     """
 
     num_pages: int
     max_model_len: int
     prefix_caching: bool
+    chunked: bool
 
     def run(self, plan: StepPlan) -> torch.Tensor:
         """Logits `[R, vocab]` of the rows that the chunks ask for, in their order."""
@@ -79,6 +81,7 @@ class PagedRunner:
     """The paged path: flat ragged batches through `Decoder`."""
 
     prefix_caching = True
+    chunked = True
 
     def __init__(self, decoder: Decoder, config: EngineConfig, max_model_len: int) -> None:
         self.decoder = decoder
@@ -119,8 +122,9 @@ class PagedRunner:
     def describe(self) -> str:
         threads = f", {torch.get_num_threads()} threads" if self.device == "cpu" else ""
         return (
-            f"paged engine on {self.device}{threads}, {_word(self.decoder.dtype)}, attention {self.implementation.name},"
-            f" KV cache up to {self.kv_bytes / 2**20:,.0f} MiB ({(self.num_pages - 1):,} pages)"
+            f"paged engine on {self.device}{threads}, {_word(self.decoder.dtype)}, "
+            f"attention {self.implementation.name}, "
+            f"KV cache up to {self.kv_bytes / 2**20:,.0f} MiB ({(self.num_pages - 1):,} pages)"
         )
 
     def verify(self, tolerance: float = 2e-2) -> float:
@@ -150,6 +154,7 @@ class FallbackRunner:
     """Any model that Transformers runs: its own forward and cache, one sequence after the other."""
 
     prefix_caching = False
+    chunked = False  # recurrent states take a prompt whole, or token by token
 
     def __init__(self, model: Fallback, config: EngineConfig, max_model_len: int, reason: str) -> None:
         self.model = model

@@ -276,7 +276,7 @@ class _Merge:
 def _tile(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: LayerSpec, bias: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`q [N, R, dim]`, `k [N, TILE, dim]`, `v [N, TILE, v_dim]` -> maximum and sum `[N, R, 1]`, values `[N, R, v_dim]`."""
+    """`q [N, R, dim]`, `k [N, TILE, dim]`, `v [N, TILE, v_dim]` -> maximum, sum `[N, R, 1]`, values `[N, R, v_dim]`."""
     scores = torch.bmm(q, k.transpose(1, 2)).mul_(layer.scaling)
     if layer.softcap is not None:
         scores = scores.div_(layer.softcap).tanh_().mul_(layer.softcap)
