@@ -126,15 +126,24 @@ def _assign(model: Any, files: list[Path], dtype: torch.dtype, device: str) -> N
 def _by_transformers(cls: Any, path: Path, configuration: Any, dtype: torch.dtype, device: str) -> Any:
     from transformers.utils import logging
 
-    bars = logging.is_progress_bar_enabled()
+    shown, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        return cls.from_pretrained(path, config=configuration, dtype=dtype, local_files_only=True).to(device)
+        model, report = cls.from_pretrained(
+            path, config=configuration, dtype=dtype, local_files_only=True, output_loading_info=True
+        )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise ModelError(f"Transformers cannot load {path}: {error}") from error
     finally:
+        logging.set_verbosity(shown)
         if bars:
             logging.enable_progress_bar()
+    # Transformers would fill them with random numbers.
+    if missing := sorted(report["missing_keys"]):
+        names = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        raise ModelError(f"The weight files in {path} hold no {names}", "fetch or save the model again")
+    return model.to(device)
 
 
 def _generation_defaults(model: Any, path: Path) -> None:

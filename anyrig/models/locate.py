@@ -127,6 +127,7 @@ def _from_hub(model: str, *, offline: bool, progress: Progress | None) -> Path:
         path = Path(huggingface_hub.snapshot_download(repo, local_files_only=True, **wanted))
         return _check_directory(path)
     except (errors.LocalEntryNotFoundError, ModelError):
+        # Not cached, or only a part of it (a configuration that another program asked for).
         if offline:
             raise ModelError(
                 f"{model} is not whole in the hub cache, and fetching is off (offline, HF_HUB_OFFLINE)",
@@ -151,4 +152,10 @@ def _from_hub(model: str, *, offline: bool, progress: Progress | None) -> Path:
             f"Cannot fetch {repo} from the hub: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
             f"check the network, or use what is on this machine. {_what_it_can_be()}",
         ) from error
+    if not any(path.glob("*.safetensors")):
+        raise ModelError(
+            f"{repo} has no safetensors",
+            "weights as Python pickles can run code and are not fetched; of a GGUF repository, fetch one file "
+            "(`hf download`) and give its path",
+        )
     return _check_directory(path)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers.processors import TemplateProcessing
 
 from anyrig.core.errors import InvalidRequest, ModelError
 from anyrig.models import chat_template
@@ -55,7 +54,6 @@ class Tokenizer:
         backend.no_padding()
         special = _special_tokens(path, config)
         _add_missing(backend, special)
-        _bos_eos(backend, config, special)
         return cls(backend, special, _template(path, config))
 
     @property
@@ -71,7 +69,11 @@ class Tokenizer:
         return self.chat_template is not None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`. Special tokens spelled out in the text become those tokens."""
+        """Token ids of `text`. Special tokens spelled out in the text become those tokens.
+
+        What `add_special_tokens` adds is what tokenizer.json says; as in Transformers, the flags `add_bos_token` and
+        `add_eos_token` of tokenizer_config.json have no say where there is a tokenizer.json.
+        """
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -138,18 +140,6 @@ def _add_missing(backend: tokenizers.Tokenizer, special: Mapping[str, str]) -> N
     ]
     if missing:
         backend.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False) for text in missing])
-
-
-def _bos_eos(backend: tokenizers.Tokenizer, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
-    """`add_bos_token` / `add_eos_token`, where stated, overrule what tokenizer.json adds, as in Transformers."""
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return
-    bos = special.get("bos_token") if config.get("add_bos_token") else None
-    eos = special.get("eos_token") if config.get("add_eos_token") else None
-    single = " ".join([*([f"{bos}:0"] if bos else []), "$A:0", *([f"{eos}:0"] if eos else [])])
-    pair = " ".join([single, *([f"{bos}:1"] if bos else []), "$B:1", *([f"{eos}:1"] if eos else [])])
-    tokens = [(text, backend.token_to_id(text)) for text in (bos, eos) if text]
-    backend.post_processor = TemplateProcessing(single=single, pair=pair, special_tokens=tokens)
 
 
 def _template(path: Path, config: Mapping[str, Any]) -> str | None:

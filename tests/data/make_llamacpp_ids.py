@@ -1,4 +1,4 @@
-"""Write the token ids that llama.cpp gives for varied texts: the truth that tests/models/test_tokenizer.py compares with.
+"""Write the token ids that llama.cpp gives for varied texts: the truth for tests/models/test_tokenizer.py.
 
 Run in an environment that has llama-cpp-python (0.3.36 made the files here):
     python make_llamacpp_ids.py MODEL.gguf OUT.json
@@ -53,16 +53,16 @@ TEXTS = [
     "...!!!???",
     "!@#$%^&*()_+-=[]{}|;:,.<>/?~",
     "---- ==== **** ####",
-    "<html><body class=\"x\">text</body></html>",
+    '<html><body class="x">text</body></html>',
     "https://example.com/path?query=1&other=two#frag",
     "user.name+tag@example.co.uk",
     "def f(x: int) -> int:\n    return x ** 2 + 1\n",
-    "for (int i = 0; i < 10; ++i) {\n\tprintf(\"%d\\n\", i);\n}",
+    'for (int i = 0; i < 10; ++i) {\n\tprintf("%d\\n", i);\n}',
     "SELECT name, COUNT(*) FROM users WHERE age >= 18 GROUP BY 1;",
-    "{\"key\": [1, 2.5, null, true], \"nested\": {\"a\": \"b\"}}",
+    '{"key": [1, 2.5, null, true], "nested": {"a": "b"}}',
     "import torch\nimport numpy as np\n\n\nx = torch.zeros(3, 4)",
     "        deeply indented",
-    "git commit -m \"fix: #123\" && git push",
+    'git commit -m "fix: #123" && git push',
     "C:\\Users\\name\\file.txt",
     "camelCase snake_case kebab-case SCREAMING_CASE",
     "supercalifragilisticexpialidocious",
@@ -120,10 +120,9 @@ def main(gguf: str, out: str) -> None:
     model = llama_cpp.Llama(model_path=gguf, vocab_only=True, verbose=False)
     rows = [{"text": text, "ids": model.tokenize(text.encode(), add_bos=False, special=False)} for text in TEXTS]
     made_by = f"llama-cpp-python {llama_cpp.__version__}"
-    lines = ",\n".join(json.dumps(row, ensure_ascii=True) for row in rows)
-    Path(out).write_text(
-        f'{{"made_by": {json.dumps(made_by)}, "model": {json.dumps(Path(gguf).name)}, "rows": [\n{lines}\n]}}\n', "utf-8"
-    )
+    head = json.dumps({"made_by": made_by, "model": Path(gguf).name})[1:-1]
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    Path(out).write_text(f'{{{head}, "rows": [\n{lines}\n]}}\n', "utf-8")
 
 
 if __name__ == "__main__":

@@ -212,7 +212,7 @@ def test_other_versions_and_split_files_are_refused(tiny: Path, tmp_path: Path) 
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(ModelError, match="one of 3 parts.*llama-gguf-split"):
+    with pytest.raises(ModelError, match=r"one of 3 parts.*llama-gguf-split"):
         read_gguf_header(tmp_path / "part.gguf")
 
 
