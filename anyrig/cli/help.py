@@ -1,8 +1,12 @@
 """How `anyrig VERB --help` looks: whole names and short texts, a heading per config class."""
 
+import re
 from typing import Any
 
 import typer.core
+
+_TYPES = re.compile(r" <([^>]*)>")
+_WORDS = {"bool": "", "int": " INTEGER", "float": " NUMBER", "str": " TEXT", "path": " PATH"}
 
 
 class Command(typer.core.TyperCommand):
@@ -25,6 +29,27 @@ class Command(typer.core.TyperCommand):
         write_options(self, ctx, formatter)
 
 
+class Group(typer.core.TyperGroup):
+    """A group of verbs; alone, it shows its help."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs["rich_markup_mode"] = None
+        super().__init__(*args, **kwargs)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args and self.no_args_is_help:
+            print(ctx.get_help())
+            ctx.exit()
+        return super().parse_args(ctx, args)
+
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        formatter.write_usage(ctx.command_path, "[COMMAND] [OPTIONS]" if self.invoke_without_command else "COMMAND")
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        write_options(self, ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+
 def write_options(command: Any, ctx: Any, formatter: Any) -> None:
     """The sections of arguments and options, in the order in which they were declared."""
     sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
@@ -37,8 +62,10 @@ def write_options(command: Any, ctx: Any, formatter: Any) -> None:
             panel = getattr(param, "rich_help_panel", None)
             title = f"{panel} options" if panel else "Options"
         name, text = record
-        # Typer's own words for a switch's type, and its capital letter
-        name = name.replace(" <bool>", "").replace(" <int>", "")
+        # Typer's own words, in ours
+        if getattr(param, "count", False):
+            name = name.replace(" <int>", "")
+        name = _TYPES.sub(lambda m: _WORDS.get(m[1], f" [{m[1]}]"), name)
         text = text.replace("Show this message and exit.", "show this help and leave")
         sections.setdefault(title, []).append((name, text))
     for title, rows in sections.items():

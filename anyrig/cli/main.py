@@ -1,13 +1,12 @@
 """`anyrig VERB`: verbs are imported when they are used, errors become one line and an exit code."""
 
 import importlib
-import importlib.util
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Annotated, Any, NoReturn, cast
+from typing import Annotated, Any, NoReturn
 
 import typer
 import typer.core
@@ -15,7 +14,7 @@ from typer.main import get_command
 
 from anyrig import __version__
 from anyrig.cli.console import console
-from anyrig.cli.help import Command, write_options
+from anyrig.cli.help import Command, Group
 from anyrig.core import env
 from anyrig.core.errors import AnyrigError, UsageError
 
@@ -43,16 +42,16 @@ of --config FILE.yaml and an environment variable: --max-num-seqs is max_num_seq
 _ClickException: Any = typer.BadParameter.__mro__[2]
 
 
-class Verbs(typer.core.TyperGroup):
+class Verbs(Group):
     """The group of all verbs; each is imported by `get_command` only."""
 
     _listing = False
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [verb for verb, (target, _) in VERBS.items() if importlib.util.find_spec(target.partition(":")[0])]
+        return list(VERBS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in self.list_commands(ctx):
+        if cmd_name not in VERBS:
             return None
         target, line = VERBS[cmd_name]
         if self._listing:
@@ -63,31 +62,32 @@ class Verbs(typer.core.TyperGroup):
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        verbs = self.list_commands(ctx)
-        if args[0] not in verbs:
-            near = get_close_matches(args[0], verbs, 1)
+        if args[0] not in VERBS:
+            near = get_close_matches(args[0], VERBS, 1)
             raise UsageError(
                 f"no such command `{args[0]}`",
-                f"did you mean `anyrig {near[0]}`?" if near else f"commands are {', '.join(verbs)}",
+                f"did you mean `anyrig {near[0]}`?" if near else f"commands are {', '.join(VERBS)}",
             )
         return super().resolve_command(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        write_options(self, ctx, formatter)
         self._listing = True  # one line of help per verb needs none of their modules
-        self.format_commands(ctx, formatter)
+        super().format_options(ctx, formatter)
 
 
 def _command(target: Any) -> Any:
     """A verb's function or sub-application as a command, with `-v`, `-q` and `--debug` added."""
     app = target
-    if not isinstance(target, typer.Typer):
-        app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    if isinstance(app, typer.Typer):
+        app.info.cls = Group
+        for info in app.registered_commands:
+            info.cls = Command
+    else:
+        app = typer.Typer(add_completion=False)
         app.command(cls=Command)(target)
     command = get_command(app)
     command.params = [p for p in command.params if p.name not in ("install_completion", "show_completion")]
     for leaf in (command, *getattr(command, "commands", {}).values()):
-        cast(Any, leaf).rich_markup_mode = None
         taken = {opt for p in leaf.params for opt in p.opts}
         leaf.params += [p for p in _common_options() if not taken.intersection(p.opts)]
     return command
@@ -137,24 +137,20 @@ def _version(value: bool) -> None:
 
 
 def _root(
-    ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="show the version and leave")
     ] = False,
 ) -> None:
     """LLM work on any rig: the same commands on AMD, NVIDIA or plain CPUs."""
-    if ctx.invoked_subcommand is None:
-        print(ctx.get_help())
 
 
 def build() -> Any:
     """The whole command line, for `main` and for tests."""
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app = typer.Typer(add_completion=False)
     app.callback(
         cls=Verbs,
-        invoke_without_command=True,
+        no_args_is_help=True,
         epilog=EXAMPLES,
-        subcommand_metavar="COMMAND",
         context_settings={
             "help_option_names": ["-h", "--help"],
             "token_normalize_func": lambda token: token.replace("_", "-"),  # --max_num_seqs is --max-num-seqs
