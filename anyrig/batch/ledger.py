@@ -103,7 +103,7 @@ class Ledger:
             if changes := _changes(known, fingerprint):
                 raise UsageError(
                     f"{self.output} was begun with another {' and '.join(changes)}",
-                    f"start anew with --fresh, or write elsewhere with -o ({self.resumed:,} finished rows are kept)",
+                    f"start anew with --fresh, or write elsewhere with -o (finished rows: {self.resumed:,})",
                 )
         if known != fingerprint:
             with writing(self._manifest):

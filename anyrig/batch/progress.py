@@ -52,8 +52,8 @@ class Progress:
         if status.done.failed:
             parts.append(f"{status.done.failed:,} failed")
         if status.draining:
-            parts.append(f"stopping: {status.in_flight} rows in flight, Ctrl-C again leaves at once")
-        elif total and status.fresh.rows:
+            parts.append(f"stopping, {status.in_flight} rows are running")
+        elif total and status.fresh.output_tokens:
             pace = (now - status.started) / status.fresh.rows
             parts.append(f"{duration((total - done) * pace)} left")
         return " · ".join(parts)

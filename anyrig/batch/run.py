@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from anyrig.engine.engine import Engine
 
 _OPEN_RANGES = 64  # one slow row keeps its range open while others pass it by; their results wait in memory
-DRAIN_SECONDS = 5.0
+DRAIN_SECONDS = 10.0
 _SHOWN_ERRORS = 3
 
 
@@ -126,6 +126,7 @@ class Run:
         # Enough for the next steps to be full, and no more: memory stays flat however long the input is.
         wanted = 2 * self._engine.config.max_num_seqs
         more = True
+        self._on_status(self.status)
         while not stop():
             while more and len(self._in_flight) * job.params.n < wanted and len(self._open) < _OPEN_RANGES:
                 with writing(sink.spool) if sink.spool else contextlib.nullcontext():
@@ -207,6 +208,7 @@ class Run:
     def _drain(self) -> None:
         """Let what is running finish, for a while; what only waits is dropped at once."""
         self.status.draining = True
+        self._on_status(self.status)
         waiting = -(-self._engine.stats.waiting // self._job.params.n)
         self._abort(list(self._in_flight)[max(0, len(self._in_flight) - waiting) :])
         until = time.monotonic() + DRAIN_SECONDS

@@ -10,7 +10,11 @@ from typing import IO
 
 from anyrig.core.errors import DataError
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL = {
+    errno.ENOSPC: "no space left",
+    errno.EDQUOT: "the quota is used up",
+    errno.EFBIG: "the limit on file sizes is reached",
+}
 
 
 @contextlib.contextmanager
@@ -23,7 +27,7 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as e:
         if e.errno in _FULL:
             raise DataError(
-                f"no space left while writing {path} ({_free(path)})",
+                f"{_FULL[e.errno]} while writing {path} ({_free(path)})",
                 "finished rows are kept: make room and run the same command again",
             ) from None
         raise DataError(f"{path} can't be written ({e.strerror or e})") from None

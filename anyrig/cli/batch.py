@@ -132,6 +132,8 @@ def _report(summary: "Summary", *, as_json: bool, resumable: bool) -> None:
         console.note(line)
     if summary.finished:
         console.note(f"written to {summary.output}")
+    elif not summary.status.done.rows:
+        console.note("interrupted before any row was finished")
     elif resumable:
         console.note("interrupted: finished rows are kept; the same command goes on from here")
     else:
@@ -196,6 +198,9 @@ class _Stop:
             # At once, whatever the engine is doing: committed and journaled rows are on disk.
             os._exit(130)
         self.asked = True
+        if console.verbosity >= 0:
+            # Not print: the signal may have come in the middle of one. A step can take a while before it is noticed.
+            os.write(2, b"\nstopping: rows that run may finish; once more leaves at once\n")
 
 
 def _dry_run(config: BatchConfig, model: str, count: int) -> int:
