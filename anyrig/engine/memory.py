@@ -1,8 +1,10 @@
 """How much memory the keys and values get, and how many pages that is."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from anyrig.core.config import EngineConfig, parse_size
@@ -67,20 +69,22 @@ def size_kv(
 def allocate(
     layers: Sequence[LayerSpec], size: KVSize, page_size: int, dtype: torch.dtype, device: str
 ) -> list[KVPages]:
-    """The pages of every layer, zeroed; a layer that shares keys and values gets its source's.
-
-    On a CPU the operating system hands the memory out when a page is first written, so an idle pool costs nothing.
-    """
+    """The pages of every layer, zeroed; a layer that shares keys and values gets its source's."""
     pages: list[KVPages] = []
     for layer in layers:
         if layer.kv_source != layer.index:
             pages.append(pages[layer.kv_source])
             continue
         shape = (layer.kv_heads, size.num_pages, page_size)
-        pages.append(
-            KVPages(
-                torch.zeros(*shape, layer.dim, dtype=dtype, device=device),
-                torch.zeros(*shape, layer.v_dim, dtype=dtype, device=device),
-            )
-        )
+        pages.append(KVPages(_zeros((*shape, layer.dim), dtype, device), _zeros((*shape, layer.v_dim), dtype, device)))
     return pages
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
+    """Zeros that on a CPU take no memory before they are written.
+
+    numpy gets them from calloc, where the operating system hands out zero pages on first use; torch writes them.
+    """
+    if device != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
