@@ -45,7 +45,7 @@ class Detokenizer:
         tail = prompt_ids[-4 * _CONTEXT :]
         self._window = [i for i in tail if i not in self._skipped][-_CONTEXT:]
         self._shown = self._decode(self._window)
-        # Tokens of the window before this one are shown completely; those from `_chunk` to `_clean` were shown last.
+        # The window's text up to its token `_clean` is shown; the tokens from `_chunk` to there were shown last.
         self._chunk = 0
         self._clean = len(self._window)
 
@@ -57,46 +57,35 @@ class Detokenizer:
 
     def flush(self) -> str:
         """The rest, once no more tokens will come: an unfinished character becomes U+FFFD."""
-        rest = self._decode_window()[len(self._shown) :]
-        self._shown += rest
-        self._chunk, self._clean = self._clean, len(self._window)
+        text = self._decode_window()
+        rest = text[len(self._shown) :]
+        self._shown = text
+        self._clean = len(self._window)
         self.text += rest
         return rest
 
     def _push(self, token: int) -> str:
         self._window.append(token)
         text = self._decode_window()
-        if text.endswith(_REPLACEMENT):
-            if len(self._window) - self._clean > _WINDOW:
-                return self._give_up_on_the_start(text)
-            return ""
-        new = text[len(self._shown) :]
-        self._shown = text
-        self._chunk, self._clean = self._clean, len(self._window)
+        # An unfinished character is one U+FFFD, or up to three where each of its bytes is decoded to one.
+        held = min(len(text) - len(text.rstrip(_REPLACEMENT)), 3)
+        new = text[len(self._shown) : len(text) - held]
+        self._shown += new
+        if not held:
+            self._chunk, self._clean = self._clean, len(self._window)
         if len(self._window) > _WINDOW:
-            self._start_at(self._chunk)
+            self._shorten(text)
         return new
 
-    def _give_up_on_the_start(self, text: str) -> str:
-        """Show what can't become part of a character any more, so that endless broken bytes don't grow the window.
-
-        An unfinished character takes at most the last three tokens; any place before them will do where the text
-        falls into two independent parts.
-        """
-        for cut in range(len(self._window) - 3, self._clean, -1):
-            head = self._decode(self._window[:cut])
-            if head.startswith(self._shown) and head + self._decode(self._window[cut:]) == text:
-                new = head[len(self._shown) :]
-                self._shown = head
-                self._chunk, self._clean = self._clean, cut
-                self._start_at(max(self._chunk, cut - _CONTEXT))
-                return new
-        return ""
-
-    def _start_at(self, start: int) -> None:
-        self._window = self._window[start:]
-        self._chunk, self._clean = 0, self._clean - start
-        self._shown = self._decode(self._window[: self._clean])
+    def _shorten(self, text: str) -> None:
+        """Let the window begin later: with the tokens shown last, or inside an endless run of unfinished characters."""
+        start = self._chunk or len(self._window) - _CONTEXT
+        shorter = self._decode(self._window[start:])
+        rest = text[len(self._shown) :]
+        if shorter.endswith(rest):
+            self._window = self._window[start:]
+            self._shown = shorter[: len(shorter) - len(rest)]
+            self._chunk, self._clean = 0, max(0, self._clean - start)
 
     def _decode_window(self) -> str:
         text = self._decode(self._window)

@@ -116,6 +116,30 @@ def test_draws_follow_the_distribution(op: SampleOp, filters: dict[str, float]) 
     assert chi2 < freedom + 5 * math.sqrt(2 * freedom)
 
 
+@pytest.mark.parametrize("vocab", [1003, 49152])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 50}, {"top_p": 0.9}, {"min_p": 0.01}])
+def test_the_border_between_two_tokens_is_the_same_number_in_any_company(
+    op: SampleOp, filters: dict[str, float], vocab: int
+) -> None:
+    torch.manual_seed(4)
+    logits = torch.randn(32, vocab)
+    low, high = 0.3, 0.7
+
+    def token(at: float) -> int:
+        return draw(op, logits[:1], [Draw(0.9, at, **filters)])[0][0]  # type: ignore[arg-type]
+
+    while np.nextafter(low, 1) < high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if token(middle) == token(low) else (low, middle)
+    assert token(low) != token(high)
+    for rows in (1, 2, 7, 32):
+        at = rows // 2
+        order = [*range(1, at + 1), 0, *range(at + 1, rows)]
+        for u in (low, high):
+            ids, _ = draw(op, logits[order], [Draw(0.9, u, **filters)] * rows)  # type: ignore[arg-type]
+            assert ids[at] == token(u)
+
+
 def test_extreme_uniform_numbers_hit_tokens_of_the_distribution(op: SampleOp) -> None:
     logits = torch.full((4, 1003), -torch.inf)
     logits[:, [5, 600, 1001]] = torch.tensor([0.0, -1.0, -2.0])
