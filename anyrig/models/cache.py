@@ -141,8 +141,8 @@ def writable(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise no_space(path) from error
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EEXIST):
+            raise no_space(models_dir()) from error
+        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.ENOENT):
             raise ModelError(
                 f"Cannot write {error.filename or path}: {error.strerror}",
                 "set ANYRIG_HOME to a directory that you may write",
@@ -150,13 +150,11 @@ def writable(path: Path) -> Iterator[None]:
         raise
 
 
-def no_space(path: Path) -> ModelError:
-    """The error for a full disk."""
-    there = next(p for p in (path, *path.parents) if p.exists())
-    free = shutil.disk_usage(there).free
+def no_space(path: Path, variable: str = "ANYRIG_HOME") -> ModelError:
+    """The error for a full disk below `path`, a place that the environment variable names."""
     return ModelError(
-        f"No space left on the disk of {path} ({free / 1e6:,.0f} MB free)",
-        "free some (`anyrig models rm NAME`), or set ANYRIG_HOME to a directory on a larger disk",
+        f"No space left on the disk of {path}",
+        f"free some (`anyrig models rm NAME`), or set {variable} to a directory on a larger disk",
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from anyrig.core.errors import ModelError
-from anyrig.models.cache import no_space
+from anyrig.models.cache import models_dir, no_space
 from anyrig.models.gguf_header import read_gguf_header
 
 _log = logging.getLogger(__name__)
@@ -41,6 +41,7 @@ def convert(gguf: Path, directory: Path) -> None:
     """
     header = read_gguf_header(gguf)
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging as verbosity
 
@@ -64,9 +65,11 @@ def convert(gguf: Path, directory: Path) -> None:
         if error.errno is not None:
             raise
         raise ModelError(f"Transformers cannot read {gguf}: {error}") from error
+    except SafetensorError as error:
+        if "os error 28" in str(error):
+            raise no_space(models_dir()) from error
+        raise ModelError(f"Cannot write the weights of {gguf}: {error}") from error
     except (ValueError, KeyError, NotImplementedError, RuntimeError, AttributeError, TypeError) as error:
-        if "No space left on device" in str(error) or "os error 28" in str(error):
-            raise no_space(directory) from error
         raise ModelError(
             f"Transformers cannot read {gguf}: {error}",
             "its architecture or quantization is not supported from GGUF; use the model's safetensors if it has them",

