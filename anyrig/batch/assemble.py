@@ -78,7 +78,8 @@ def assemble(ledger: Ledger, target: Target, layout: Layout) -> None:
                     _write(file, ledger, group, layout, all_parts=parts)
             if target.path.exists():
                 # A directory can't be replaced by a rename: for a moment there is none, but never half of one.
-                target.path.rename(ledger.directory / "replaced")
+                shutil.rmtree(replaced := ledger.directory / "replaced", ignore_errors=True)
+                target.path.rename(replaced)
         built.rename(target.path)
         sync_directory(target.path.parent)
 

@@ -47,7 +47,9 @@ class BatchConfig:
     format: Format | None = option("format of the input where its name doesn't tell (stdin)")
     encoding: str = option("encoding of text inputs", "utf-8")
     delimiter: str | None = option("column separator of .csv inputs; unset: a comma, a tab in .tsv")
-    output_format: OutputFormat | None = option("format of a directory's part files; unset: as the input")
+    output_format: OutputFormat | None = option(
+        "format of a directory's part files; unset: parquet if the inputs are, else jsonl"
+    )
     output_prefix: str = option("put before the names of the columns that are added", "")
     overwrite: bool = option("replace a finished output", False)
     fresh: bool = option("throw away what an interrupted run left, and start anew", False)

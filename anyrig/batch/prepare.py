@@ -108,11 +108,13 @@ def check_model(data: Data, model: Model, config: BatchConfig, params: SamplingP
 
     Raises:
         UsageError: no chat template where one is needed; the output was begun with another model or parameters.
-        InvalidRequest: a grammar that can't be compiled.
+        InvalidRequest: a grammar that can't be compiled, token ids that the model doesn't have.
     """
+    from anyrig.engine.adjust import check_token_ids
     from anyrig.engine.structured import GrammarCompiler
 
     encoder = Encoder(data.prompt, config, model.tokenizer, model.name)
+    check_token_ids(params, model.info.vocab_size)
     GrammarCompiler(model.tokenizer, model.info.vocab_size, model.info.eos_token_ids).compile(params)
     if data.ledger is not None:
         data.ledger.begin(

@@ -92,21 +92,10 @@ def find(patterns: Sequence[str], output: Path | None) -> list[Path]:
     """
     found: dict[Path, Path] = {}
     for pattern in patterns:
-        path = Path(pattern).expanduser()
-        if path.is_dir():
-            files = _inside(path)
-            if not files:
-                raise UsageError(f"no input in directory {pattern}", f"it must hold files named {SUPPORTED}")
-        elif path.exists():
-            files = [path]
-            if output is not None and path.resolve() == output:
-                raise UsageError(f"{pattern} is the input and the output", "write to another file with -o")
-        else:
-            matches = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207
-            files = [Path(m) for m in matches if Path(m).is_file()]
-            if not files:
-                what = "matches no file" if glob.has_magic(pattern) else "does not exist"
-                raise UsageError(f"input {pattern} {what}")
+        try:
+            files = _matching(pattern, output)
+        except PermissionError as e:
+            raise UsageError(f"input {pattern} can't be read ({e.strerror})") from None
         for file in files:
             real = file.resolve()
             if output is None or (real != output and output not in real.parents):
@@ -114,6 +103,23 @@ def find(patterns: Sequence[str], output: Path | None) -> list[Path]:
     if not found:
         raise UsageError(f"no input but the output itself: {', '.join(patterns)}")
     return list(found.values())
+
+
+def _matching(pattern: str, output: Path | None) -> list[Path]:
+    path = Path(pattern).expanduser()
+    if path.is_dir():
+        files = _inside(path)
+        if not files:
+            raise UsageError(f"no input in directory {pattern}", f"it must hold files named {SUPPORTED}")
+    elif path.exists():
+        files = [path]
+        if output is not None and path.resolve() == output:
+            raise UsageError(f"{pattern} is the input and the output", "write to another file with -o")
+    else:
+        files = [p for p in map(Path, sorted(glob.glob(str(path), recursive=True))) if p.is_file()]  # noqa: PTH207
+        if not files:
+            raise UsageError(f"input {pattern} {'matches no file' if glob.has_magic(pattern) else 'does not exist'}")
+    return files
 
 
 def format_of(path: Path) -> str:

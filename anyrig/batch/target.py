@@ -7,7 +7,7 @@ from typing import Literal
 
 from anyrig.batch.config import BatchConfig
 from anyrig.batch.storage import check_writable
-from anyrig.core.errors import UsageError
+from anyrig.core.errors import DataError, UsageError
 
 _FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet", ".pq": "parquet"}
 _SUPPORTED = ".jsonl .csv .parquet, a directory (ends in /), or - for JSONL on stdout"
@@ -48,7 +48,15 @@ def target_of(config: BatchConfig) -> Target:
         if config.output_format not in (None, "jsonl"):
             raise UsageError(f"stdout takes JSONL only. Given: --output-format {config.output_format}")
         return Target(None, "stdout", "jsonl")
-    path = Path(given).expanduser().resolve()
+    try:
+        return _file_or_directory(given, Path(given).expanduser().resolve(), config)
+    except PermissionError as e:
+        raise DataError(
+            f"the output can't be written: {given} ({e.strerror})", "choose another place with -o"
+        ) from None
+
+
+def _file_or_directory(given: str, path: Path, config: BatchConfig) -> Target:
     if given.endswith("/") or (path.is_dir() and path.suffix.lower() not in _FORMATS):
         target = Target(path, "directory", config.output_format)
     else:

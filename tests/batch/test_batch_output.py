@@ -5,6 +5,9 @@ import datetime
 import decimal
 import errno
 import json
+import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +16,7 @@ import pytest
 from pipeline import process
 
 from anyrig.batch.config import BatchConfig
+from anyrig.batch.inputs import open_inputs
 from anyrig.batch.result import Columns
 from anyrig.batch.row import Row, RowResult
 from anyrig.batch.target import target_of
@@ -213,9 +217,38 @@ def test_an_output_that_cannot_be_is_refused_before_anything_is_spent(tmp_path, 
         target_of(BatchConfig(output=given))
 
 
+@pytest.fixture
+def open_directory() -> Iterator[Path]:
+    """Unlike `tmp_path`, other users may look into it."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can try it as somebody else")
+def test_an_ordinary_user_is_told_what_may_not_be_read_or_written(open_directory):
+    tmp_path = open_directory
+    (tmp_path / "out").mkdir()
+    (tmp_path / "closed").mkdir(mode=0o700)
+    (tmp_path / "in.txt").write_text("x\n")
+    (tmp_path / "in.txt").chmod(0o600)
+    os.seteuid(65534)
+    try:
+        with pytest.raises(DataError, match=r"the output's directory can't be written: .*/out \(Permission denied\)"):
+            target_of(BatchConfig(output=f"{tmp_path}/out/o.jsonl"))
+        with pytest.raises(DataError, match=r"the output can't be written: .*/closed/.* \(Permission denied\)"):
+            target_of(BatchConfig(output=f"{tmp_path}/closed/in/o.jsonl"))
+        with pytest.raises(UsageError, match=r"in\.txt \(Permission denied\)"):
+            open_inputs(BatchConfig(input=[f"{tmp_path}/in.txt"]), None, tmp_path)
+        with pytest.raises(UsageError, match=r"closed/in\.txt can't be read \(Permission denied\)"):
+            open_inputs(BatchConfig(input=[f"{tmp_path}/closed/in.txt"]), None, tmp_path)
+    finally:
+        os.seteuid(0)
+
+
 def test_a_full_disk_says_where_and_how_full_and_the_next_run_goes_on(tmp_path, monkeypatch):
     source = jsonl(tmp_path / "in.jsonl", *({"a": i} for i in range(60)))
-    synced = __import__("os").fsync
+    synced = os.fsync
     left = 5
 
     def full(descriptor: int) -> None:

@@ -277,12 +277,12 @@ def test_the_summary_is_json_for_programs(words, tmp_path, capsys):
 @pytest.fixture
 def story(tmp_path: Path) -> Path:
     path = tmp_path / "story.jsonl"
-    path.write_text("".join(json.dumps({"id": i, "text": f"Tell me about the number {i}."}) + "\n" for i in range(24)))
+    path.write_text("".join(json.dumps({"id": i, "text": f"Tell me about the number {i}."}) + "\n" for i in range(20)))
     return path
 
 
 def story_args(story: Path, out: Path) -> list[str]:
-    prompt = ["--prompt", "{{ text }}", "--temperature", "1", "--max-tokens", "16"]
+    prompt = ["--prompt", "{{ text }}", "--temperature", "1", "--max-tokens", "10"]
     return ["batch", MODEL, "-i", str(story), "-o", str(out), *prompt, *SMALL]
 
 
@@ -330,7 +330,7 @@ def test_after_kill_9_the_same_command_goes_on_and_the_output_is_that_of_an_undi
     assert not work.exists()
     assert run(story_args(story, tmp_path / "undisturbed.jsonl")) == 0
     assert out.read_bytes() == (tmp_path / "undisturbed.jsonl").read_bytes()
-    assert [r["id"] for r in rows(out)] == list(range(24))
+    assert [r["id"] for r in rows(out)] == list(range(20))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -378,4 +378,4 @@ def test_a_full_disk_ends_the_run_with_its_name_and_loses_nothing_that_was_saved
     make_room()
     assert run([*story_args(story, out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows_done_earlier"] == kept > 0
-    assert [r["id"] for r in rows(out)] == list(range(24))
+    assert [r["id"] for r in rows(out)] == list(range(20))
