@@ -38,15 +38,18 @@ class TokenizerWithBackend(Protocol):
 class Grammar:
     """Where one output stands in its grammar."""
 
-    def __init__(self, matcher: "LLMatcher", words: int) -> None:
+    def __init__(self, matcher: "LLMatcher", words: int, hidden: int | None = None) -> None:
         self._matcher = matcher
         self._mask = np.zeros(words, np.uint32)
+        self._hidden = hidden
 
     def allowed(self, width: int) -> NDArray[np.bool_]:
         """Which of the ids 0 .. width - 1 may come next, [width]."""
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
         bits = np.unpackbits(self._mask.view(np.uint8), count=min(width, 32 * len(self._mask)), bitorder="little")
         allowed = bits.view(np.bool_)
+        if self._hidden is not None:
+            allowed[self._hidden :] = False
         return allowed if len(allowed) == width else np.pad(allowed, (0, width - len(allowed)))
 
     def accept(self, token_id: int) -> bool:
@@ -70,7 +73,7 @@ class Grammar:
 
     def copy(self) -> "Grammar":
         """An independent grammar at the same place."""
-        return Grammar(self._matcher.deep_copy(), len(self._mask))
+        return Grammar(self._matcher.deep_copy(), len(self._mask), self._hidden)
 
 
 class GrammarCompiler:
@@ -86,7 +89,9 @@ class GrammarCompiler:
         self.vocab_size = vocab_size
         self._tokenizer = tokenizer
         self._eos_ids = [i for i in eos_ids if 0 <= i < vocab_size]
-        self._width = max(vocab_size, tokenizer.vocab_size) + (not self._eos_ids)
+        # Without an end token the library gets one made for it, behind the tokenizer's own, which is never allowed.
+        self._hidden = None if self._eos_ids else tokenizer.vocab_size
+        self._width = max(vocab_size, tokenizer.vocab_size + 1)
         self._lock = Lock()
         self._made: LLTokenizer | None = None
         self._cache: OrderedDict[str, Grammar] = OrderedDict()
@@ -113,7 +118,7 @@ class GrammarCompiler:
                 matcher = LLMatcher(self._ll_tokenizer(), text, log_level=0)
                 if matcher.is_error():
                     raise InvalidRequest(f"`{name}` cannot be used: {_first_line(matcher.get_error())}", _HINTS[name])
-                self._cache[text] = Grammar(matcher, -(-self._width // 32))
+                self._cache[text] = Grammar(matcher, -(-self._width // 32), self._hidden)
                 if len(self._cache) > _CACHED:
                     self._cache.popitem(last=False)
             self._cache.move_to_end(text)
@@ -124,17 +129,26 @@ class GrammarCompiler:
         if self._made is None:
             from llguidance import LLTokenizer
 
-            # Without an end token of its own the library gets one that no row of logits has.
-            eos = self._eos_ids or [self._width - 1]
-            self._made = LLTokenizer(self._tokenizer.backend.to_str(), n_vocab=self._width, eos_token=eos)
+            text, eos = self._tokenizer.backend.to_str(), self._eos_ids
+            if self._hidden is not None:
+                text, eos = _with_end_token(text), [self._hidden]
+            self._made = LLTokenizer(text, n_vocab=self._width, eos_token=eos)
         return self._made
 
 
 _HINTS = {
     "choices": "give plain strings",
-    "regex": "look-around, back-references and word boundaries are not supported",
+    "regex": "the syntax is that of Rust's regex crate, without look-around, back-references and word boundaries",
     "json_schema": "see the JSON Schema features of llguidance",
 }
+
+
+def _with_end_token(text: str) -> str:
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_str(text)
+    backend.add_special_tokens(["<|end of structured output|>"])
+    return str(backend.to_str())
 
 
 def _any_of(choices: Sequence[str]) -> str:
