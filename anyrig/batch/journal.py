@@ -37,6 +37,10 @@ class Journal:
         """Recovered rows that nobody asked for yet."""
         return len(self._recovered)
 
+    def keys(self) -> list[RowKey]:
+        """The recovered rows that nobody asked for yet."""
+        return list(self._recovered)
+
     def take(self, key: RowKey) -> RowResult | None:
         """The result that an earlier run left for this row."""
         return self._recovered.pop(key, None)
@@ -60,6 +64,7 @@ class Journal:
     def forget(self, keys: Iterable[RowKey]) -> None:
         """These rows are committed elsewhere; segments that hold no other rows are deleted."""
         for key in keys:
+            self._recovered.pop(key, None)
             if (segment := self._segment_of.pop(key, None)) is not None:
                 self._live[segment] -= 1
                 self._drop_if_dead(segment)

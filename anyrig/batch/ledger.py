@@ -12,6 +12,7 @@ A range is contiguous: rows `start.number .. end.number` of one source. Parts ar
 before their line is added, so a crash leaves a part without a line at worst, which the next run overwrites.
 """
 
+import bisect
 import contextlib
 import fcntl
 import json
@@ -83,6 +84,8 @@ class Ledger:
             self.parts.mkdir(exist_ok=True)
             self.journal = Journal(self.directory / "journal")
             self.committed = self._read_log()
+            # The segment that was being written at a crash still holds rows whose range was committed later.
+            self.journal.forget(self._covered(self.journal.keys()))
         self.resumed = sum(c.tally.rows for c in self.committed.values()) + len(self.journal)
         self._log_file: IO[bytes] | None = None
 
@@ -194,6 +197,16 @@ class Ledger:
         for path in self.directory.iterdir():
             if path.name != "lock":
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def _covered(self, keys: Iterable[RowKey]) -> list[RowKey]:
+        """Those of `keys` that lie in a committed range."""
+        starts = sorted(self.committed)
+
+        def covered(key: RowKey) -> bool:
+            at = bisect.bisect_right(starts, key) - 1
+            return at >= 0 and starts[at][0] == key[0] and key[1] < self.committed[starts[at]].end.number
+
+        return [key for key in keys if covered(key)]
 
     def _read_log(self) -> dict[RowKey, Committed]:
         committed: dict[RowKey, Committed] = {}

@@ -28,6 +28,12 @@ def rows(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def done_so_far(output: Path) -> int:
+    ledger = Ledger(output)
+    ledger.close()
+    return ledger.resumed
+
+
 def test_every_row_comes_out_once_in_input_order_whatever_order_they_finish_in(inputs, tmp_path):
     process(inputs, f"{tmp_path}/one.jsonl", shuffle=1)
     process(inputs, f"{tmp_path}/two.jsonl", shuffle=2, range_rows=1000)
@@ -43,6 +49,7 @@ def test_any_number_of_crashes_changes_nothing_in_the_output(inputs, tmp_path):
     process(inputs, f"{tmp_path}/plain.jsonl")
     answered = crashes = 0
     while not (tmp_path / "out.jsonl").exists():
+        assert done_so_far(tmp_path / "out.jsonl") <= min(answered, 60)
         answered += process(inputs, f"{tmp_path}/out.jsonl", shuffle=crashes, crash_after=5)
         crashes += 1
     assert crashes > 5

@@ -301,9 +301,11 @@ def process(args: list[str], **options: object) -> Iterator[subprocess.Popen]:
 
 def saved(work: Path) -> int:
     """Rows that the job has on disk."""
+    kept = 0
     with contextlib.suppress(FileNotFoundError):
-        return sum(p.read_bytes().count(b"\n") for p in (work / "journal").iterdir())
-    return 0
+        kept += sum(p.read_bytes().count(b"\n") for p in (work / "journal").iterdir())
+        kept += sum(r["tally"]["rows"] for r in rows(work / "ledger.jsonl"))
+    return kept
 
 
 def wait_until(condition, child: subprocess.Popen) -> None:
@@ -358,7 +360,7 @@ def full_disk(tmp_path: Path) -> Iterator[tuple[Path, dict, Callable[[], None]]]
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk]
     if os.geteuid() == 0 and subprocess.run(mount, capture_output=True).returncode == 0:
-        (disk / "filler").write_bytes(b"x" * 40_000)
+        (disk / "filler").write_bytes(bytes(13 * 4096))
         yield disk, {}, lambda: (disk / "filler").unlink()
         subprocess.run(["umount", disk], check=True)
     else:
