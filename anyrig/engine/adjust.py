@@ -74,12 +74,11 @@ class Adjustment:
             self._penalise(logits, output_ids)
 
     def _constrain(self, logits: torch.Tensor, grammar: Grammar) -> None:
-        allowed = grammar.allowed(len(logits))
-        few = np.count_nonzero(allowed) * 16 < len(allowed)
-        if few:
-            _keep_only(logits, torch.from_numpy(np.flatnonzero(allowed)).to(logits.device))
+        few = grammar.allowed_if_few(len(logits))
+        if few is not None:
+            _keep_only(logits, torch.from_numpy(few).to(logits.device))
         else:
-            logits.masked_fill_(torch.from_numpy(~allowed).to(logits.device), -torch.inf)
+            logits.masked_fill_(torch.from_numpy(~grammar.allowed(len(logits))).to(logits.device), -torch.inf)
 
     def _penalise(self, logits: torch.Tensor, output_ids: Sequence[int]) -> None:
         p = self.params

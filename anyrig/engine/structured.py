@@ -42,18 +42,35 @@ class Grammar:
         self._matcher = matcher
         self._mask = np.zeros(words, np.uint32)
         self._hidden = hidden
+        self._filled = False
 
     def allowed(self, width: int) -> NDArray[np.bool_]:
         """Which of the ids 0 .. width - 1 may come next, [width]."""
-        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        self._fill()
         bits = np.unpackbits(self._mask.view(np.uint8), count=min(width, 32 * len(self._mask)), bitorder="little")
         allowed = bits.view(np.bool_)
         if self._hidden is not None:
             allowed[self._hidden :] = False
         return allowed if len(allowed) == width else np.pad(allowed, (0, width - len(allowed)))
 
+    def allowed_if_few(self, width: int) -> NDArray[np.int64] | None:
+        """The ids that may come next, ascending, if they are so few that a list is cheaper than a mask; else None."""
+        self._fill()
+        words = np.flatnonzero(self._mask)
+        if len(words) * 8 > len(self._mask):
+            return None
+        bits = np.unpackbits(self._mask[words].view(np.uint8), bitorder="little").view(np.bool_)
+        ids = (words[:, None] * 32 + np.arange(32)).ravel()[bits]
+        return ids[ids < (width if self._hidden is None else min(width, self._hidden))]
+
+    def _fill(self) -> None:
+        if not self._filled:
+            self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+            self._filled = True
+
     def accept(self, token_id: int) -> bool:
         """Go on by one token; False if the grammar doesn't allow it (it allows nothing from then on)."""
+        self._filled = False
         return bool(self._matcher.consume_token(token_id))
 
     @property
@@ -69,7 +86,7 @@ class Grammar:
     @property
     def error(self) -> str:
         """Why the grammar gave up (a token that it forbids, or limits of the library); empty if it didn't."""
-        return str(self._matcher.get_error())
+        return _reason(self._matcher.get_error())
 
     def copy(self) -> "Grammar":
         """An independent grammar at the same place."""
@@ -117,7 +134,7 @@ class GrammarCompiler:
             if text not in self._cache:
                 matcher = LLMatcher(self._ll_tokenizer(), text, log_level=0)
                 if matcher.is_error():
-                    raise InvalidRequest(f"`{name}` cannot be used: {_first_line(matcher.get_error())}", _HINTS[name])
+                    raise InvalidRequest(f"`{name}` cannot be used: {_reason(matcher.get_error())}", _HINTS[name])
                 self._cache[text] = Grammar(matcher, -(-self._width // 32), self._hidden)
                 if len(self._cache) > _CACHED:
                     self._cache.popitem(last=False)
@@ -171,5 +188,6 @@ def _schema(params: SamplingParams) -> str:
     return text
 
 
-def _first_line(message: str) -> str:
-    return " ".join(message.split())[:300]
+def _reason(message: str) -> str:
+    """The library's message in one line, without the dump of its state."""
+    return " ".join(message.partition("<state>")[0].split())[:300]

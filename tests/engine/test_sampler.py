@@ -42,6 +42,9 @@ class Only:
         mask[list(self.ids)] = True
         return mask
 
+    def allowed_if_few(self, width: int) -> NDArray[np.int64] | None:
+        return np.array(self.ids) if len(self.ids) < 100 else None
+
 
 def row(output: list[int] | None = None, seed: int = 0, grammar: object = None, **params: object) -> SampleRow:
     return SampleRow(SamplingParams(**params), [4, 8, 8, 15], [] if output is None else output, seed, grammar, (0,))  # type: ignore[arg-type]

@@ -44,6 +44,8 @@ def walk(grammar: Grammar, seed: int, most: int = 400, stop: float = 0.3) -> str
     out: list[int] = []
     while len(out) < most:
         allowed = np.flatnonzero(grammar.allowed(VOCAB))
+        few = grammar.allowed_if_few(VOCAB)
+        assert few is None or few.tolist() == allowed.tolist()
         assert len(allowed), tokenizer().decode(out)
         if EOS in allowed and (len(allowed) == 1 or random.random() < stop):
             assert grammar.accepting
@@ -193,12 +195,14 @@ def test_after_completion_only_the_end_token_may_come() -> None:
         assert made.accept(token)
     assert made.finished
     assert np.flatnonzero(made.allowed(VOCAB)).tolist() == [EOS]
+    assert made.allowed_if_few(VOCAB).tolist() == [EOS]
 
 
 def test_a_forbidden_token_is_refused_and_told() -> None:
     made = grammar(choices=["yes"])
     assert not made.accept(tokenizer().encode("no")[0])
-    assert made.error
+    assert "doesn't satisfy the grammar" in made.error
+    assert "<state>" not in made.error
     assert not made.finished
 
 
@@ -232,6 +236,7 @@ def test_without_an_end_token_the_grammar_still_finishes(eos: list[int]) -> None
     assert made.accept(tokenizer().encode("c")[0])
     assert made.finished
     assert not made.allowed(VOCAB).any()
+    assert made.allowed_if_few(VOCAB + 100).tolist() == []
 
 
 def test_any_of_several_end_tokens_may_end_the_output() -> None:
