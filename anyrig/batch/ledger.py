@@ -233,7 +233,8 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         if old[key] == new[key]:
             continue
         if key == "inputs":
-            changes.append(_changed_inputs(old[key], new[key]))
+            if words := _changed_inputs(old[key], new[key]):
+                changes.append(words)
         elif isinstance(old[key], dict) and isinstance(new[key], dict):
             inner = sorted(k for k in old[key].keys() | new[key].keys() if old[key].get(k) != new[key].get(k))
             changes += [f"{k} ({_brief(old[key].get(k))}, now {_brief(new[key].get(k))})" for k in inner]
@@ -242,18 +243,25 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return sorted(changes)
 
 
-def _changed_inputs(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> str:
-    before, now = {i.get("path", i["name"]): i for i in old}, {i.get("path", i["name"]): i for i in new}
+def _changed_inputs(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> str | None:
+    """What differs between two lists of `Source.identity()`; the name under which a file was given doesn't matter."""
+    before, now = ({i.get("path", i["name"]): i for i in inputs} for inputs in (old, new))
+
+    def state(identity: dict[str, Any]) -> dict[str, Any]:
+        return {k: v for k, v in identity.items() if k != "name"}
+
     words = [
         (f"{len(names)} inputs" if len(names) > 3 else ", ".join(names)) + f" {what}"
         for what, names in (
-            ("changed", [i["name"] for p, i in now.items() if p in before and before[p] != i]),
+            ("changed", [i["name"] for p, i in now.items() if p in before and state(before[p]) != state(i)]),
             ("new", [i["name"] for p, i in now.items() if p not in before]),
             ("missing", [i["name"] for p, i in before.items() if p not in now]),
         )
         if names
     ]
-    return f"input ({'; '.join(words) or 'another order'})"
+    if not words and list(before) != list(now):
+        words = ["another order"]
+    return f"input ({'; '.join(words)})" if words else None
 
 
 def _brief(value: Any) -> str:

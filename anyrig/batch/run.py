@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from anyrig.engine.engine import Engine
 
 _OPEN_RANGES = 64  # one slow row keeps its range open while others pass it by; their results wait in memory
+_WAITING_TOKENS = 1 << 20  # prompts that wait are lists of Python integers: a million take some 60 MB
 DRAIN_SECONDS = 10.0
 _SHOWN_ERRORS = 3
 
@@ -78,6 +79,7 @@ class Run:
         self._job = job
         self._on_status = on_status
         self._in_flight: dict[str, tuple[OpenRange, Position, str]] = {}
+        self._tokens = 0  # of the prompts in flight
         self._open: dict[int, OpenRange] = {}
         self._consumption = Consumption(list(job.sources))
         self.status = Status()
@@ -123,12 +125,10 @@ class Run:
             spool=sink.spool,
             check=self._check_clash,
         )
-        # Enough for the next steps to be full, and no more: memory stays flat however long the input is.
-        wanted = 2 * self._engine.config.max_num_seqs
         more = True
         self._on_status(self.status)
         while not stop():
-            while more and len(self._in_flight) * job.params.n < wanted and len(self._open) < _OPEN_RANGES:
+            while more and self._hungry():
                 with writing(sink.spool) if sink.spool else contextlib.nullcontext():
                     item = next(rows, None)
                 if item is None:
@@ -136,6 +136,9 @@ class Run:
                     self.status.share, self.status.rows_total = 1.0, self.status.read
                 else:
                     self._begin(*item)
+                    # Rows that fail before the engine sees them can go on for long.
+                    sink.tick()
+                    self._on_status(self.status)
                 if stop():
                     break
             if not more and not self._in_flight:
@@ -143,6 +146,12 @@ class Run:
             self._step()
         self._drain()
         return False
+
+    def _hungry(self) -> bool:
+        """Whether the engine wants more: enough that its next steps are full, however long the input is."""
+        flying, most = len(self._in_flight) * self._job.params.n, self._engine.config.max_num_seqs
+        roomy = flying < most or (flying < 2 * most and self._tokens < _WAITING_TOKENS)
+        return roomy and len(self._open) < _OPEN_RANGES
 
     def _begin(self, rng: OpenRange, row: Row) -> None:
         """Send a row to the engine, or finish it at once when it never gets there."""
@@ -163,12 +172,15 @@ class Run:
                 seed = row_seed(job.seed, rng.source.path.name, row)
                 self._engine.add_request(request_id, ids, job.params.replace(seed=seed))
                 self._in_flight[request_id] = (rng, row.position, row.where)
+                self._tokens += len(ids)
                 return
             except RowSkipped:
                 self._count(rng, key, job.columns.skipped())
                 return
             except AnyrigError as e:
                 problem = row_problem(e, row.where)
+            except Exception as e:  # whatever a row's data makes templates and tokenizers do, the others go on
+                problem = f"{row.where}: {type(e).__name__}: {e}"
         self._count(rng, key, job.columns.failed(problem))
 
     def _check_clash(self, row: Row) -> None:
@@ -189,6 +201,7 @@ class Run:
         if not out.finished or out.request_id not in self._in_flight:
             return
         rng, position, where = self._in_flight.pop(out.request_id)
+        self._tokens -= len(out.prompt_token_ids)
         self._count(rng, position.key, self._job.columns.finished(out, where))
 
     def _count(self, rng: OpenRange, key: RowKey, result: RowResult) -> None:

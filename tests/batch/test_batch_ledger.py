@@ -100,6 +100,15 @@ def test_inputs_that_changed_since_are_refused_by_name(inputs, tmp_path):
         process([*inputs, tmp_path / "in" / "c.csv"], f"{tmp_path}/out.jsonl")
 
 
+def test_an_input_is_the_same_under_another_name_but_not_in_another_order(inputs, tmp_path, monkeypatch):
+    process(inputs, f"{tmp_path}/out.jsonl", crash_after=50)
+    with pytest.raises(UsageError, match=r"another input \(another order\)"):
+        process(inputs[::-1], f"{tmp_path}/out.jsonl")
+    monkeypatch.chdir(tmp_path)
+    process([Path("in/a.jsonl"), Path("in/../in/b.csv")], "out.jsonl")
+    assert len(rows(tmp_path / "out.jsonl")) == 60
+
+
 def test_a_fingerprint_may_grow_but_not_change(tmp_path):
     ledger = Ledger(tmp_path / "out.jsonl")
     ledger.begin({"prompt": {"prompt": "A", "system": None}})
