@@ -4,7 +4,7 @@ import hashlib
 import shutil
 import sys
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from anyrig.batch.config import BatchConfig
 from anyrig.batch.lines import JsonLines, TextLines
@@ -60,10 +60,6 @@ def _stdin(config: BatchConfig, spool: Path, stdin: BinaryIO) -> Source:
     # Two pipes are the same input when they carried the same bytes: the copy's own time says nothing.
     source.identity = lambda: {"name": "stdin", "size": source.size, "sha256": digest}  # type: ignore[method-assign]
     return source
-
-
-def identities(sources: list[Source]) -> list[dict[str, Any]]:
-    return [source.identity() for source in sources]
 
 
 class Consumption:

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
-from anyrig.batch.prompt import MissingColumn, Prompt
+from anyrig.batch.prompt import Prompt
 from anyrig.batch.source import Source
 from anyrig.batch.target import clash
+from anyrig.batch.template import MissingColumn
 from anyrig.core.errors import AnyrigError, DataError, UsageError
 
 _FILES = 50  # looked into; the rows of the others speak for themselves

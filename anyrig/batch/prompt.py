@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from anyrig.batch.config import BatchConfig
-from anyrig.batch.template import MissingColumn, Template, TemplateError, missing
+from anyrig.batch.template import MissingColumn, Template, missing
 from anyrig.core.errors import AnyrigError, UsageError
 
 if TYPE_CHECKING:
@@ -204,6 +204,3 @@ def row_problem(error: AnyrigError, where: str) -> str:
     """The `error` cell of a row."""
     hint = f": {error.hint}" if error.hint else ""
     return f"{where}: {error.message}{hint}"
-
-
-__all__ = ["Encoder", "MissingColumn", "Prompt", "RowProblem", "RowSkipped", "TemplateError", "row_problem"]
