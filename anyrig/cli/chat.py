@@ -219,7 +219,7 @@ class Session:
             raise UsageError(f"no parameter `{name}`", f"did you mean `{near[0]}`?" if near else "/params lists them")
         if not value.strip():
             raise UsageError(f"`{name}` needs a value", f"now it is {getattr(self.params, name)}")
-        new: Any = parse(value.strip(), hints[name], name)
+        new: Any = parse(value.strip(), hints[name], name, commas=name == "choices")
         self.params = self.params.replace(**{name: new})
         console.note(f"{name} = {new}")
 

@@ -50,6 +50,11 @@ class Option:
     metavar: str
     short: str | None = None
 
+    def parse(self, raw: Any, where: str) -> Any:
+        """What was written, as the field's type; `where` names it in messages."""
+        # One choice alone would mean nothing, so that one flag may hold them all: --choices yes,no
+        return parse(raw, self.hint, where, commas=self.name == "choices")
+
     @property
     def flag(self) -> str:
         return "--" + self.name.replace("_", "-")
@@ -83,7 +88,7 @@ class Settings:
     def resolved(self, owner: type, model: Mapping[str, Any] | None = None) -> dict[str, tuple[Any, str]]:
         """Value and source of every option of `owner`; `model` is the model's generation_config as it stands there."""
         out: dict[str, tuple[Any, str]] = {}
-        own = _in_our_words(model or {})
+        own = _in_our_words(model or {}) if owner is SamplingParams else {}
         for name, opt in self.options.items():
             if opt.owner is not owner:
                 continue
@@ -172,7 +177,7 @@ def resolve(
     sources: dict[str, str] = {}
 
     def put(opt: Option, raw: Any, where: str, source: str) -> None:
-        values[opt.name], sources[opt.name] = parse(raw, opt.hint, where), source
+        values[opt.name], sources[opt.name] = opt.parse(raw, where), source
 
     for key, raw in (_read(file) if file else {}).items():
         name = str(key).replace("-", "_")

@@ -10,9 +10,6 @@ from typing import Any, Literal
 
 from anyrig.core.errors import UsageError
 
-# Lists that one flag may hold whole, `--choices yes,no`: alone, one choice would mean nothing.
-COMMA_LISTS = frozenset({"choices"})
-
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -40,11 +37,12 @@ def metavar(hint: Any) -> str:
     return {int: "INTEGER", float: "NUMBER", Path: "PATH"}.get(kind, "TEXT")
 
 
-def parse(value: Any, hint: Any, where: str) -> Any:
+def parse(value: Any, hint: Any, where: str, *, commas: bool = False) -> Any:
     """`value` as the type `hint`; text is read the way a person writes it.
 
     Args:
         where: how the message calls the option, such as ``--top-k`` or ``ANYRIG_TOP_K``.
+        commas: one text may hold a whole list of texts (lists of numbers always may).
 
     Raises:
         UsageError: naming the option, what it must be, and the value.
@@ -57,7 +55,7 @@ def parse(value: Any, hint: Any, where: str) -> Any:
     if any(_origin(k) is Mapping for k in kinds):
         return _mapping(value, next(k for k in kinds if _origin(k) is Mapping), where)
     if is_list(hint):
-        return _list(value, kinds[0], where)
+        return _list(value, kinds[0], where, commas)
     if len(kinds) > 1:  # a size: 512MB or a number of bytes; the dataclass checks it
         return value if isinstance(value, (int, float)) else str(value)
     return _scalar(value, kinds[0], where)
@@ -91,15 +89,14 @@ def _scalar(value: Any, kind: Any, where: str) -> Any:
     return Path(value).expanduser() if kind is Path else str(value)
 
 
-def _list(value: Any, kind: Any, where: str) -> tuple[Any, ...]:
+def _list(value: Any, kind: Any, where: str, commas: bool) -> tuple[Any, ...]:
     item = (typing.get_args(kind) or (str,))[0]
-    name = where.lstrip("-").removeprefix("ANYRIG_").replace("-", "_").lower()
     parts: list[Any] = []
     given = value if isinstance(value, (list, tuple)) else [value]
     for part in given:
         if isinstance(part, str) and part.startswith("[") and len(given) == 1:
             parts += _json(part, where)
-        elif isinstance(part, str) and (item is not str or (name in COMMA_LISTS and len(given) == 1)):
+        elif isinstance(part, str) and (item is not str or (commas and len(given) == 1)):
             parts += [p.strip() for p in part.split(",")]
         else:
             parts.append(part)

@@ -28,12 +28,13 @@ QUICK = ["--temperature", "0", "--max-tokens", "12"]
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(MODEL, config=EngineConfig(max_model_len=1024))
+    return LLM(MODEL, config=EngineConfig(max_model_len=1024, threads=1))
 
 
 @pytest.fixture(autouse=True)
 def quiet_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ANYRIG_MAX_MODEL_LEN", "1024")
+    monkeypatch.setenv("ANYRIG_THREADS", "1")
     monkeypatch.chdir(tmp_path)
 
 

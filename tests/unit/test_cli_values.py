@@ -77,10 +77,12 @@ def test_a_wrong_choice_suggests_the_nearest_one() -> None:
     assert caught.value.hint == "did you mean `bfloat16`?"
 
 
-def test_choices_may_stand_in_one_flag_or_in_several() -> None:
-    assert parse(["yes,no"], Sequence[str] | None, "--choices") == ("yes", "no")
-    assert parse(["yes, sir", "no"], Sequence[str] | None, "--choices") == ("yes, sir", "no")
-    assert parse("yes,no", Sequence[str] | None, "ANYRIG_CHOICES") == ("yes", "no")
+def test_one_text_may_hold_a_list_where_that_is_wanted() -> None:
+    hint = Sequence[str] | None
+    assert parse(["yes,no"], hint, "--x", commas=True) == ("yes", "no")
+    assert parse("yes, no", hint, "--x", commas=True) == ("yes", "no")
+    assert parse(["yes, sir", "no"], hint, "--x", commas=True) == ("yes, sir", "no"), "two flags are two items"
+    assert parse(["yes,no"], hint, "--x") == ("yes,no",)
 
 
 def test_a_mapping_is_read_from_a_file(tmp_path: Path) -> None:
