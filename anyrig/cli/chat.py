@@ -142,7 +142,8 @@ class Session:
             self.conversation.messages.pop()  # a message that can't be sent must not spoil the next ones
             raise
         if dropped:
-            console.note(f"the context is full: the oldest {dropped} of the turns were left out")
+            turns = "turn was" if dropped == 1 else f"{dropped} turns were"
+            console.note(f"the context is full: the oldest {turns} left out")
         shown = 0
         text = ""
 
@@ -193,7 +194,7 @@ class Session:
         print('  a line that ends in \\ goes on in the next; """ begins and ends a block of lines', file=sys.stderr)
 
     def _reset(self, rest: str) -> None:
-        self.conversation.messages.clear()
+        self.conversation.clear()
         console.note("a new conversation")
 
     def _system(self, rest: str) -> None:

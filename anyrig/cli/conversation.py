@@ -15,10 +15,15 @@ Message = dict[str, str]
 
 @dataclass(slots=True)
 class Conversation:
-    """Messages in turn, beginning with the user's; the system message is kept apart, so that it is never dropped."""
+    """Messages in turn, beginning with the user's; the system message is kept apart, so that it is never dropped.
+
+    Attributes:
+        first: the oldest message that is still sent.
+    """
 
     system: str | None = None
     messages: list[Message] = field(default_factory=list)
+    first: int = 0
 
     def say(self, role: str, content: str) -> None:
         self.messages.append({"role": role, "content": content})
@@ -29,17 +34,24 @@ class Conversation:
             self.messages.pop()
         return bool(self.messages)
 
+    def clear(self) -> None:
+        self.messages.clear()
+        self.first = 0
+
     def encode(self, tokenizer: "Tokenizer", room: int) -> tuple[list[int], int]:
-        """Token ids of the newest turns that fit into `room` tokens, and how many of the oldest turns were left out.
+        """Token ids of the newest turns that fit into `room` tokens, and how many turns were newly left out for that.
 
         Raises:
             InvalidRequest: when even the last message alone is too long.
         """
-        turns = [i for i, m in enumerate(self.messages) if m["role"] == "user"]
+        turns = [i for i, m in enumerate(self.messages) if m["role"] == "user" and i >= self.first]
         ids: list[int] = []
         for dropped, first in enumerate(turns):
             ids = list(tokenizer.encode_chat(self.as_list(first)))
-            if len(ids) <= room:
+            # Once something must go, a quarter goes: the turns after this one then find their beginning in the
+            # prefix cache, instead of a new beginning each time.
+            if len(ids) <= (room if dropped == 0 or first == turns[-1] else room * 3 // 4):
+                self.first = first
                 return ids, dropped
         raise InvalidRequest(f"the message takes {len(ids)} tokens, and the context has room for {room}")
 

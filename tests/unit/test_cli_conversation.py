@@ -45,6 +45,17 @@ def test_the_oldest_turns_are_left_out_when_it_does_not_fit(tokenizer: Tokenizer
     assert tokenizer.decode(ids).split()[:2] == ["user:", "w2"]
 
 
+def test_what_is_left_out_leaves_room_so_that_the_next_turns_begin_alike(tokenizer: Tokenizer) -> None:
+    talk = conversation(6)
+    ids, dropped = talk.encode(tokenizer, 20)
+    assert dropped == 2 and len(ids) == 15, "one turn less would have left 19 of 20"
+    talk.say("assistant", "w40")
+    talk.say("user", "w41")
+    more, dropped = talk.encode(tokenizer, 20)
+    assert dropped == 0
+    assert more[: len(ids)] == ids
+
+
 def test_the_system_message_is_never_left_out(tokenizer: Tokenizer) -> None:
     ids, dropped = conversation(3, "be kind").encode(tokenizer, 6)
     assert dropped == 2
