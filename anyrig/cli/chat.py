@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from anyrig.cli import drive
-from anyrig.cli.console import console, printable
+from anyrig.cli.console import console, moving, printable
 from anyrig.cli.conversation import Conversation
 from anyrig.cli.editor import Editor
 from anyrig.cli.interrupt import Interrupt
 from anyrig.cli.options import Settings, configured
 from anyrig.cli.values import parse
+from anyrig.cli.wrap import Wrapper
 from anyrig.core import env
 from anyrig.core.config import EngineConfig
 from anyrig.core.errors import AnyrigError, ModelError, UsageError
@@ -144,14 +145,14 @@ class Session:
         if dropped:
             turns = "turn was" if dropped == 1 else f"{dropped} turns were"
             console.note(f"the context is full: the oldest {turns} left out")
-        shown = 0
         text = ""
+        wrapper = Wrapper() if moving(sys.stdout) else None
 
         def show(out: RequestOutput) -> None:
-            nonlocal shown, text
+            nonlocal text
+            new = printable(out.outputs[0].text[len(text) :], sys.stdout)
             text = out.outputs[0].text
-            print(printable(text[shown:], sys.stdout), end="", flush=True)
-            shown = len(text)
+            print(wrapper.feed(new) if wrapper else new, end="", flush=True)
 
         with self._editor.hidden(), Interrupt() as interrupt:
             try:
