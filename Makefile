@@ -22,7 +22,8 @@ check: setup  ## ruff, mypy, import directions
 	@$(BIN)/python -m pytest tests/unit/test_imports.py
 
 test: check  ## all checks and tests (no GPU needed)
-	@$(BIN)/anyrig pull smollm2-135m --json > /dev/null
+	@$(BIN)/anyrig -q pull smollm2-135m > /dev/null
+	@$(BIN)/anyrig -q pull gemma3-270m > /dev/null
 	@$(BIN)/python -m pytest
 
 bench: setup  ## engine against Transformers' generate on the same work, in turn

@@ -63,8 +63,9 @@ class Completion:
         if sampled.logprobs is not None and out.logprobs is not None:
             out.logprobs.append(decoded(sampled.logprobs, self.tokenizer))
             out.cumulative_logprob = (out.cumulative_logprob or 0.0) + (sampled.logprob or 0.0)
-        if self.grammar is not None:
-            self.grammar.accept(token)
+        if self.grammar is not None and not self.grammar.accept(token):
+            self.fail(f"the grammar can't go on: {self.grammar.error}")
+            return
         count = len(out.token_ids)
         may_stop = count >= self.params.min_tokens
         if may_stop and token in self.params.stop_token_ids:

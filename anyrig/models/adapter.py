@@ -5,6 +5,8 @@ The model is Transformers' own module, untouched. Its attention layers call `Dec
 """
 
 import itertools
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -48,7 +50,7 @@ class Decoder:
             raise Unsupported(f"{name}: {type(model).__name__} can't be asked for some rows of logits only")
         freeze_rope(model, max_model_len)
         self._interface = f"anyrig_{next(_numbers)}"
-        AttentionInterface.register(self._interface, self._attend)
+        AttentionInterface.register(self._interface, _weakly(self._attend))
         self._probe: Probe | None = None
         self._step: AttentionStep | None = None
         self.kv: list[KVPages] = []
@@ -129,3 +131,16 @@ class Decoder:
         check_config(self.config, layers, self.name)
         self._layer_of: dict[int, LayerSpec] = {id(m): s for m, s in zip(probe.modules, layers, strict=True)}
         return layers
+
+
+def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method without a hold on its object: Transformers' table is never emptied, and would keep the model alive."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        alive = reference()
+        if alive is None:
+            raise RuntimeError("the engine of this model is gone")
+        return alive(*args, **kwargs)
+
+    return call

@@ -14,7 +14,7 @@ class Implementation:
 
     Attributes:
         op, name: such as "attention" and "ref".
-        target: `module:attribute`, imported only when it is used.
+        target: `module` or `module:attribute`, imported only when it is used.
         why_not: the reason why it can't run on a device ("cpu", "cuda"), or None when it can.
     """
 
@@ -25,7 +25,8 @@ class Implementation:
 
     def load(self) -> Any:
         module, _, attribute = self.target.partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        loaded = importlib.import_module(module)
+        return getattr(loaded, attribute) if attribute else loaded
 
 
 def _anywhere(device: str) -> str | None:
@@ -35,7 +36,7 @@ def _anywhere(device: str) -> str | None:
 # Best first. `ref` comes last and runs everywhere, so every op always has an implementation.
 IMPLEMENTATIONS = [
     Implementation("attention", "ref", "anyrig.ops.ref.attention:RefAttention", _anywhere),
-    Implementation("sample", "ref", "anyrig.ops.sample:reference", _anywhere),
+    Implementation("sample", "ref", "anyrig.ops.ref.sample", _anywhere),
 ]
 
 
