@@ -11,10 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from anyrig.cli import drive
-from anyrig.cli.console import console, printable
+from anyrig.cli.console import console, moving, printable
 from anyrig.cli.interrupt import Interrupt
 from anyrig.cli.options import Settings, configured
 from anyrig.cli.prompts import encode, gather
+from anyrig.cli.wrap import Wrapper
 from anyrig.core.config import EngineConfig
 from anyrig.core.errors import AnyrigError
 from anyrig.core.outputs import RequestOutput
@@ -88,12 +89,14 @@ class _Printer:
         self._prompts = prompts
         self._json = as_json
         self._done: dict[str, RequestOutput] = {}
+        self._wrapper = Wrapper() if moving(sys.stdout) else None
         self._printed = 0  # prompts that are out; when streaming: characters
 
     def take(self, out: RequestOutput) -> None:
         if self.streams:
             text = out.outputs[0].text
-            print(printable(text[self._printed :], sys.stdout), end="", flush=True)
+            new = printable(text[self._printed :], sys.stdout)
+            print(self._wrapper.feed(new) if self._wrapper else new, end="", flush=True)
             self._printed = len(text)
         elif out.finished:
             self._done[out.request_id] = out

@@ -225,17 +225,18 @@ def test_a_person_can_stop_an_answer_and_go_on(terminal: Terminal, tmp_path: Pat
     terminal.type("And then?\n")
     terminal.wait_for(r"5 tokens · .*context \d+/1024 · cut at its longest")
     terminal.wait_for("> ")
+    time.sleep(0.5)
     terminal.type("\x04")
     assert terminal.end() == 0
 
 
 def test_ctrl_c_twice_leaves(terminal: Terminal) -> None:
     terminal.wait_for("Ctrl-D leaves")
-    terminal.wait_for("> ")
-    terminal.type("\x03")
-    terminal.wait_for("Ctrl-C again")
-    terminal.wait_for("> ")
-    terminal.type("\x03")
+    for answer in ("Ctrl-C again", ""):
+        terminal.wait_for("> ")
+        time.sleep(0.5)  # readline notices a signal only once it waits for a key
+        terminal.type("\x03")
+        terminal.wait_for(answer)
     assert terminal.end() == 130
 
 
