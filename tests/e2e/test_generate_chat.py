@@ -18,6 +18,7 @@ import pytest
 
 from anyrig import LLM, SamplingParams
 from anyrig.cli.main import run
+from anyrig.core import env
 from anyrig.core.config import EngineConfig
 from anyrig.models.locate import resolve
 
@@ -202,7 +203,11 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+def terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Terminal]:
+    home = tmp_path / "home"  # the same models, but another history of typed lines than the user's own
+    home.mkdir()
+    (home / "models").symlink_to(env.home() / "models")
+    monkeypatch.setenv("ANYRIG_HOME", str(home))
     terminal = Terminal("chat", MODEL, "--temperature", "0", "--ignore-eos")
     yield terminal
     os.close(terminal.fd)
@@ -228,6 +233,8 @@ def test_a_person_can_stop_an_answer_and_go_on(terminal: Terminal, tmp_path: Pat
     time.sleep(0.5)
     terminal.type("\x04")
     assert terminal.end() == 0
+    history = tmp_path / "home" / "chat_history"
+    assert "Write a long story." in history.read_text() and history.stat().st_mode & 0o077 == 0
 
 
 def test_ctrl_c_twice_leaves(terminal: Terminal) -> None:
