@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from anyrig.core.env import calm_openmp
 from anyrig.core.outputs import CompletionOutput, Logprob, RequestOutput
 from anyrig.core.params import SamplingParams
 
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from anyrig.engine.llm import LLM
 
 __version__ = "0.1.0"
+calm_openmp()  # before anybody imports torch
 __all__ = ["LLM", "AsyncLLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams", "__version__"]
 
 
