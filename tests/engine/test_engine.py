@@ -190,7 +190,7 @@ def test_abort_frees_the_pages_at_once_and_keeps_what_was_made(engine):
 
 
 def test_what_cannot_be_served_is_refused_by_name(engine):
-    with pytest.raises(InvalidRequest, match="9000 tokens.*8192"):
+    with pytest.raises(InvalidRequest, match=r"9000 tokens.*8192"):
         engine.add_request("x", [5] * 9000, GREEDY)
     with pytest.raises(InvalidRequest, match="empty"):
         engine.add_request("x", "", GREEDY)
