@@ -1,5 +1,7 @@
 """How much memory the keys and values get, and how many pages that is."""
 
+import contextlib
+import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from anyrig.hardware import memory
 from anyrig.ops.attention import KVPages
 
 SHARE_OF_FREE = 0.5  # of what is free on a CPU; on a GPU 0.9 of what the weights left
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 ENOUGH_ON_CPU = 4 << 30  # more is taken only when one sequence of the greatest length needs it
 
 
@@ -88,3 +91,15 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Ten
     if device != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+
+
+def keep_freed() -> None:
+    """Let malloc keep the large blocks that torch frees after every operation.
+
+    glibc gives blocks above 128 kB back to the system at once and fetches them anew, page fault by page fault
+    (`mallopt(3)`); a step makes thousands of them. Elsewhere than on glibc nothing happens.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
+        libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)

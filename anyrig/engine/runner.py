@@ -64,6 +64,7 @@ def make_runner(
     threads = config.threads or cpu.read().cores
     if device == "cpu":
         torch.set_num_threads(threads)
+        memory.keep_freed()
     limit = config.max_model_len or info.max_model_len
     if limit > info.max_model_len:
         raise UsageError(f"`max_model_len` is {limit}, but {name} was made for {info.max_model_len} tokens")

@@ -20,7 +20,7 @@ from anyrig.core.spec import Chunk, LayerSpec, StepPlan
 from anyrig.ops.attention import KVPages
 from anyrig.ops.ref.invariance import attention_unit
 
-TILE = 256  # keys; a multiple of every page size
+TILE = 128  # keys; page sizes divide it
 WORKSPACE = 4 << 20  # floats gathered at once for keys, and again for values: stays in the last-level cache
 PARTIALS = 16 << 20  # floats that the tiles' partial results of one prompt chunk may take
 
@@ -257,14 +257,19 @@ class _Merge:
         self.parts.append((rows, m, s, o))
 
     def result(self, sinks: torch.Tensor | None) -> torch.Tensor:
-        _, first, _, values = self.parts[0]
-        top = first.clone()
+        _, m, total, out = self.parts[0]
+        if len(self.parts) == 1 and sinks is None:
+            return out / total
+        top = m.clone()
         for rows, m, _, _ in self.parts[1:]:
             torch.maximum(top[:, rows], m, out=top[:, rows])
         if sinks is not None:
             top = torch.maximum(top, sinks)
-        total, out = torch.zeros_like(top), torch.zeros_like(values)
-        for rows, m, s, o in self.parts:
+        # A row of a window may see nothing of a tile, and a row of padding nothing at all: their maximum is -inf.
+        top = torch.where(top == -torch.inf, 0.0, top)
+        factor = torch.exp(self.parts[0][1] - top)
+        total, out = total * factor, out * factor
+        for rows, m, s, o in self.parts[1:]:
             factor = torch.exp(m - top[:, rows])
             total[:, rows] += s * factor
             out[:, rows] += o * factor
