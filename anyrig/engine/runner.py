@@ -102,7 +102,7 @@ class PagedRunner:
         kind = self.device.split(":")[0]
         self.implementation = registry.choose("attention", kind)
         self.attention: AttentionOp = self.implementation.load()(config.page_size, self.device)
-        self.unit = linear_unit(tuple(decoder.linear_shapes()), decoder.dtype, self.device)
+        self.unit = linear_unit(decoder.linear_shapes, decoder.linear, decoder.dtype, self.device)
         if config.verify:
             self.verify()
 
@@ -124,7 +124,7 @@ class PagedRunner:
         threads = f", {torch.get_num_threads()} threads" if self.device == "cpu" else ""
         return (
             f"paged engine on {self.device}{threads}, {_word(self.decoder.dtype)}, "
-            f"attention {self.implementation.name}, "
+            f"attention {self.implementation.name}, linear {'packed' if self.decoder.packed else 'plain'}, "
             f"KV cache up to {self.kv_bytes / 2**20:,.0f} MiB ({(self.num_pages - 1):,} pages)"
         )
 

@@ -15,6 +15,7 @@ from transformers import AttentionInterface
 from anyrig.core.errors import Unsupported
 from anyrig.core.spec import LayerSpec
 from anyrig.models.probe import PROBE_TOKENS, Probe, check_config, grouped, takes
+from anyrig.models.replace import PackedLinear, linear_shapes, pack_linear, why_not_packed
 from anyrig.models.rope import freeze_rope
 from anyrig.ops.attention import AttentionStep, KVPages
 
@@ -34,6 +35,9 @@ class Decoder:
 
     Attributes:
         layers: one `LayerSpec` per attention layer, in the order of the calls.
+        packed: whether the linear layers' weights are packed (`replace.py`).
+        linear: what stands in the place of an `nn.Linear`.
+        linear_shapes: `[out, in]` of the linear layers, each shape once.
     """
 
     tier = "paged"
@@ -49,6 +53,9 @@ class Decoder:
         if takes(type(model).forward, "logits_to_keep") is False:
             raise Unsupported(f"{name}: {type(model).__name__} can't be asked for some rows of logits only")
         freeze_rope(model, max_model_len)
+        self.packed = why_not_packed(str(self.device), self.dtype) is None
+        self.linear: Any = PackedLinear if self.packed else (lambda linear: linear)
+        self.linear_shapes = pack_linear(model) if self.packed else linear_shapes(model)
         self._interface = f"anyrig_{next(_numbers)}"
         AttentionInterface.register(self._interface, _weakly(self._attend))
         self._probe: Probe | None = None
@@ -77,11 +84,6 @@ class Decoder:
             return self._logits(token_ids, positions, rows)
         finally:
             self._step = None
-
-    def linear_shapes(self) -> list[tuple[int, int]]:
-        """`[out, in]` of all linear layers, each shape once."""
-        found = (tuple(m.weight.shape) for m in self.model.modules() if isinstance(m, torch.nn.Linear))
-        return sorted({(int(out), int(width)) for out, width in found})
 
     def _logits(self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         out = self.model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=rows)

@@ -5,7 +5,7 @@ From some small number of rows on they take the same path; which number depends 
 looked for rather than assumed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import torch
@@ -31,15 +31,26 @@ def _smallest(product: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tenso
     return MOST
 
 
-@lru_cache(maxsize=64)
-def linear_unit(shapes: tuple[tuple[int, int], ...], dtype: torch.dtype, device: str) -> int:
-    """Rows to round a step up to, for linear layers with weights of these `[out, in]` shapes."""
+@torch.inference_mode()
+def linear_unit(
+    shapes: Sequence[tuple[int, int]],
+    make: Callable[[torch.nn.Linear], Callable[[torch.Tensor], torch.Tensor]],
+    dtype: torch.dtype,
+    device: str,
+) -> int:
+    """Rows to round a step up to, for linear layers of these `[out, in]` shapes.
+
+    Args:
+        make: what is put in place of a linear layer.
+    """
     generator = torch.Generator().manual_seed(0)
     unit = CANDIDATES[0]
     for out, width in shapes:
-        weight = torch.randn(min(out, 4096), width, generator=generator).to(device, dtype)
+        linear = torch.nn.Linear(width, min(out, 2048), bias=False, device="meta")
+        weight = torch.randn(linear.out_features, width, generator=generator).to(device, dtype)
+        linear.weight = torch.nn.Parameter(weight, requires_grad=False)
         rows = torch.randn(96, width, generator=generator).to(device, dtype)
-        unit = max(unit, _smallest(lambda x, w=weight: torch.nn.functional.linear(x, w), rows))  # type: ignore[misc]
+        unit = max(unit, _smallest(make(linear), rows))
     return unit
 
 
