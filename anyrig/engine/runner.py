@@ -64,7 +64,6 @@ def make_runner(
     threads = config.threads or cpu.read().cores
     if device == "cpu":
         torch.set_num_threads(threads)
-        memory.keep_freed()
     limit = config.max_model_len or info.max_model_len
     if limit > info.max_model_len:
         raise UsageError(f"`max_model_len` is {limit}, but {name} was made for {info.max_model_len} tokens")
@@ -103,6 +102,8 @@ class PagedRunner:
         self.implementation = registry.choose("attention", kind)
         self.attention: AttentionOp = self.implementation.load()(config.page_size, self.device)
         self.unit = linear_unit(decoder.linear_shapes, decoder.linear, decoder.dtype, self.device)
+        if self.device == "cpu":
+            memory.keep_freed()  # not earlier: what loading needed is given back
         if config.verify:
             self.verify()
 
