@@ -1,5 +1,6 @@
 """`anyrig VERB`: verbs are imported when they are used, errors become one line and an exit code."""
 
+import gc
 import importlib
 import os
 import sys
