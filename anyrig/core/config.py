@@ -48,8 +48,8 @@ class EngineConfig:
                 raise UsageError(f"`{name}` must be at least {low}. Given: {getattr(self, name)}")
         if self.max_model_len is not None and self.max_model_len < 1:
             raise UsageError(f"`max_model_len` must be at least 1. Given: {self.max_model_len}")
-        if self.page_size & (self.page_size - 1) or self.page_size > 128:
-            raise UsageError(f"`page_size` must be a power of two of at most 128. Given: {self.page_size}")
+        if self.page_size & (self.page_size - 1) or self.page_size > 64:
+            raise UsageError(f"`page_size` must be a power of two of at most 64. Given: {self.page_size}")
         if self.kv_cache_memory is not None:
             parse_size(self.kv_cache_memory, "kv_cache_memory")
 

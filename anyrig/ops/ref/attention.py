@@ -11,7 +11,7 @@ Arithmetic is float32 whatever the pages hold. Nothing here depends on the whole
 own pages, single-token rows of all sequences are gathered tile by tile into a workspace of bounded size.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,7 @@ from anyrig.core.spec import Chunk, LayerSpec, StepPlan
 from anyrig.ops.attention import KVPages
 from anyrig.ops.ref.invariance import attention_unit
 
-TILE = 128  # keys; page sizes divide it
+TILE = 64  # keys; page sizes divide it
 WORKSPACE = 4 << 20  # floats gathered at once for keys, and again for values: stays in the last-level cache
 PARTIALS = 16 << 20  # floats that the tiles' partial results of one prompt chunk may take
 
@@ -44,8 +44,8 @@ class _Tiles:
 
     rows: torch.Tensor  # [B] row in the flat batch
     sequence: torch.Tensor  # [P] which of the B
-    pages: torch.Tensor  # [P, TILE / page_size]
-    bias: torch.Tensor  # [P, 1, TILE] 0 where the row may look, -inf elsewhere
+    pages: torch.Tensor  # [kv_heads, P, TILE / page_size] rows of the table that `_gather` reads
+    bias: torch.Tensor  # [kv_heads, P, 1, TILE] 0 where the row may look, -inf elsewhere
     counts: list[int]
 
 
@@ -63,8 +63,8 @@ class RefStep:
         for chunk in plan.chunks:
             (self.single if chunk.length == 1 else self.chunks).append((row, chunk))
             row += chunk.length
-        self._tiles: dict[int | None, _Tiles] = {}
-        self._tables: dict[int, torch.Tensor] = {}
+        self._tiles: dict[tuple[int | None, ...], _Tiles] = {}
+        self._tables: dict[tuple[int, ...], torch.Tensor] = {}
         self._biases: dict[tuple[int | None, ...], torch.Tensor] = {}
 
     def attend(
@@ -120,7 +120,7 @@ class RefStep:
         end = chunk.start + chunk.length
         first = 0 if layer.window is None else max(0, chunk.start - layer.window + 1) // TILE
         tiles = range(first, -(-end // TILE))
-        pages = self._pages_of(chunk, tiles)
+        pages = self._pages_of(chunk, tiles, kv)
         keys = _gather(kv.k, pages).view(layer.kv_heads, len(tiles), TILE, layer.dim)
         values = _gather(kv.v, pages).view(layer.kv_heads, len(tiles), TILE, layer.v_dim)
 
@@ -145,14 +145,16 @@ class RefStep:
             o = o[:, : n * group].view(layer.kv_heads, n, group, layer.v_dim).transpose(0, 1)
             out[row + start : row + start + n] = o.reshape(n, layer.heads, layer.v_dim)
 
-    def _pages_of(self, chunk: Chunk, tiles: range) -> torch.Tensor:
-        per_tile = TILE // self.page_size
-        table = self._tables.get(chunk.seq_id)
-        if table is None:
-            pages = chunk.block_table[: -(-(chunk.start + chunk.length) // self.page_size)]
-            padded = pages + [0] * (-len(pages) % per_tile)
-            table = self._tables[chunk.seq_id] = torch.tensor(padded, dtype=torch.int64, device=self.device)
-        return table[tiles.start * per_tile : tiles.stop * per_tile]
+    def _pages_of(self, chunk: Chunk, tiles: range, kv: KVPages) -> torch.Tensor:
+        """`[kv_heads, pages]` of these tiles; the last one is filled up with the trash page."""
+        heads, num_pages = kv.k.shape[:2]
+        wanted = (chunk.seq_id, tiles.start, heads, num_pages)
+        if wanted not in self._tables:
+            per_tile = TILE // self.page_size
+            end = min(tiles.stop * per_tile, -(-(chunk.start + chunk.length) // self.page_size))
+            pages = chunk.block_table[tiles.start * per_tile : end]
+            self._tables[wanted] = _in_every_head(pages + [0] * (-len(pages) % per_tile), kv)
+        return self._tables[wanted]
 
     def _bias(self, low: int, n: int, tile: int, window: int | None, group: int, unit: int) -> torch.Tensor | None:
         """`[rows, TILE]` 0 or -inf for `n` tokens from position `low`, or None when all of them see the whole tile."""
@@ -181,25 +183,22 @@ class RefStep:
         unit: int,
         out: torch.Tensor,
     ) -> None:
-        tiles = self._single_tiles(layer.window)
+        tiles = self._single_tiles(layer.window, kv)
         group = layer.heads // layer.kv_heads
         batch, pairs = len(tiles.rows), len(tiles.sequence)
         rows = q[:, tiles.rows].float().view(layer.kv_heads, group, batch, layer.dim).transpose(1, 2)
         rows = _pad_rows(rows, unit)  # [kv_heads, B, R, dim]
         width = rows.shape[2]
-        m = rows.new_empty(layer.kv_heads, pairs, width, 1)
-        s = rows.new_empty(layer.kv_heads, pairs, width, 1)
-        o = rows.new_empty(layer.kv_heads, pairs, width, layer.v_dim)
+        parts = []
         for part in _parts(pairs, layer.kv_heads * TILE * max(layer.dim, layer.v_dim)):
             n = part.stop - part.start
-            keys = _gather(kv.k, tiles.pages[part]).view(layer.kv_heads * n, TILE, layer.dim)
-            values = _gather(kv.v, tiles.pages[part]).view(layer.kv_heads * n, TILE, layer.v_dim)
-            query = rows[:, tiles.sequence[part]].view(layer.kv_heads * n, width, layer.dim)
-            bias = tiles.bias[part].expand(layer.kv_heads, n, 1, TILE).reshape(layer.kv_heads * n, 1, TILE)
-            m_, s_, o_ = _tile(query, keys, values, layer, bias)
-            m[:, part] = m_.view(layer.kv_heads, n, width, 1)
-            s[:, part] = s_.view(layer.kv_heads, n, width, 1)
-            o[:, part] = o_.view(layer.kv_heads, n, width, layer.v_dim)
+            keys = _gather(kv.k, tiles.pages[:, part]).view(-1, TILE, layer.dim)
+            values = _gather(kv.v, tiles.pages[:, part]).view(-1, TILE, layer.v_dim)
+            query = rows[:, tiles.sequence[part]].view(-1, width, layer.dim)
+            bias = tiles.bias[:, part].reshape(-1, 1, TILE)
+            done = _tile(query, keys, values, layer, bias)
+            parts.append([x.view(layer.kv_heads, n, width, -1) for x in done])
+        m, s, o = parts[0] if len(parts) == 1 else (torch.cat(x, 1) for x in zip(*parts, strict=True))
         merge = _Merge()
         start = 0
         for count in tiles.counts:
@@ -209,9 +208,10 @@ class RefStep:
         merged = merge.result(_sink_rows(sinks, layer, 1, width, q.device, batched=True))
         out[tiles.rows] = merged[:, :, :group].transpose(0, 1).reshape(batch, layer.heads, layer.v_dim).to(out.dtype)
 
-    def _single_tiles(self, window: int | None) -> _Tiles:
-        if window in self._tiles:
-            return self._tiles[window]
+    def _single_tiles(self, window: int | None, kv: KVPages) -> _Tiles:
+        wanted = (window, *kv.k.shape[:2])
+        if wanted in self._tiles:
+            return self._tiles[wanted]
         per_tile = TILE // self.page_size
         spans = []
         for row, chunk in self.single:
@@ -225,7 +225,7 @@ class RefStep:
                 if tiles <= j:
                     break
                 ids = chunk.block_table[(first + j) * per_tile : (first + j + 1) * per_tile]
-                pages.append(ids + [0] * (per_tile - len(ids)))
+                pages += ids + [0] * (per_tile - len(ids))
                 sequence.append(i)
                 tile_of.append(first + j)
                 count += 1
@@ -236,14 +236,15 @@ class RefStep:
         seen = position <= starts
         if window is not None:
             seen &= position > starts - window
+        bias = torch.zeros(seen.shape, device=self.device).masked_fill_(~seen, -torch.inf)
         made = _Tiles(
             rows=torch.tensor([row for _, _, row, _ in spans], dtype=torch.int64, device=self.device),
             sequence=index,
-            pages=torch.tensor(pages, dtype=torch.int64, device=self.device),
-            bias=torch.zeros(seen.shape, device=self.device).masked_fill_(~seen, -torch.inf)[:, None],
+            pages=_in_every_head(pages, kv).view(kv.k.shape[0], -1, per_tile),
+            bias=bias[:, None].expand(kv.k.shape[0], -1, 1, -1).contiguous(),
             counts=counts,
         )
-        self._tiles[window] = made
+        self._tiles[wanted] = made
         return made
 
 
@@ -292,13 +293,17 @@ def _tile(
     return m, p.sum(-1, keepdim=True), torch.bmm(p, v)
 
 
+def _in_every_head(pages: Sequence[int], kv: KVPages) -> torch.Tensor:
+    """`[kv_heads, len(pages)]` where these pages of each head are in the table `[kv_heads * num_pages, ...]`."""
+    heads, num_pages = kv.k.shape[:2]
+    index = torch.tensor(pages, dtype=torch.int64, device=kv.k.device)
+    return index + torch.arange(heads, device=kv.k.device)[:, None] * num_pages
+
+
 def _gather(pages: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Pages `index [...]` of every head, as float32 `[kv_heads, index.numel(), page_size, width]`."""
+    """Rows `index` (see `_in_every_head`) of the table of all heads' pages, as float32."""
     heads, num_pages = pages.shape[:2]
-    flat = pages.view(heads * num_pages, -1)
-    which = torch.arange(heads, device=pages.device)[:, None] * num_pages + index.reshape(1, -1)
-    rows = flat.index_select(0, which.view(-1))
-    return rows.float()
+    return pages.view(heads * num_pages, -1).index_select(0, index.reshape(-1)).float()
 
 
 def _pad_rows(x: torch.Tensor, unit: int) -> torch.Tensor:
