@@ -12,9 +12,14 @@ python=${PYTHON:-python3}
 say() { printf '%s\n' "setup: $*"; }
 die() { printf '%s\n' "setup: $*" >&2; exit 1; }
 
+# Where torch comes from is asked for once and remembered: a later `make test` must not change it.
+wanted=${TORCH_INDEX_URL:-}
+[ "${ANYRIG_SYSTEM_TORCH:-0}" = 1 ] && wanted=system
+remembered=$(cat "$venv/.anyrig-torch" 2>/dev/null || echo pip)
+source=${wanted:-$remembered}
+
 # What the environment is made from: when none of it changed, there is nothing to do.
-key=$(cat pyproject.toml constraints.txt scripts/setup.sh; printf '%s' "${TORCH_INDEX_URL:-}${ANYRIG_SYSTEM_TORCH:-}")
-stamp=$(printf '%s' "$key" | sha256sum | cut -d' ' -f1)
+stamp=$({ cat pyproject.toml constraints.txt scripts/setup.sh; printf '%s' "$source"; } | sha256sum | cut -d' ' -f1)
 if [ -x "$venv/bin/python" ] && [ "$(cat "$venv/.anyrig-setup" 2>/dev/null)" = "$stamp" ]; then
   exit 0
 fi
@@ -24,27 +29,33 @@ command -v "$python" >/dev/null || die "no $python found: install Python 3.11 or
   || die "$("$python" --version) is too old: anyrig needs Python 3.11 or newer (set PYTHON=/path/to/python3.11)"
 "$python" -c 'import venv, ensurepip' 2>/dev/null || die "Python's venv module is missing (Debian: apt-get install python3-venv)"
 
+if [ -e "$venv" ] && { [ "$source" != "$remembered" ] || ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; }; then
+  say "making $venv anew (another torch was asked for, or it was not finished)"
+  rm -rf "$venv"
+fi
 if [ ! -x "$venv/bin/python" ]; then
   say "making $venv with $("$python" --version)"
-  if [ "${ANYRIG_SYSTEM_TORCH:-0}" = 1 ]; then
+  if [ "$source" = system ]; then
+    "$python" -c 'import importlib.metadata as m; m.version("torch")' 2>/dev/null \
+      || die "ANYRIG_SYSTEM_TORCH=1, but $python has no torch: install it there first"
     "$python" -m venv --system-site-packages "$venv"
   else
     "$python" -m venv "$venv"
   fi
 fi
+printf '%s' "$source" > "$venv/.anyrig-torch"
 bin="$venv/bin"
 pip() { "$bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
 
 constraints=constraints.txt
 if have=$("$bin/python" -c 'import importlib.metadata as m; print(m.version("torch"))' 2>/dev/null); then
   say "keeping the installed torch $have"
-elif [ -n "${TORCH_INDEX_URL:-}" ]; then
-  say "installing torch from TORCH_INDEX_URL"
-  pip install torch --index-url "$TORCH_INDEX_URL"
+elif [ "$source" != pip ]; then
+  say "installing torch from $source"
+  pip install torch --index-url "$source"
 else
   version=$(sed -n 's/^torch==//p' constraints.txt)
-  say "installing torch $version (CPU; set TORCH_INDEX_URL for CUDA or ROCm)"
-  # A CPU build where an index has one; PyPI's own wheel otherwise (which brings CUDA libraries on x86 Linux).
+  say "installing torch $version, the build that pip finds (TORCH_INDEX_URL names another index: CPU, CUDA or ROCm)"
   pip install "torch==$version"
 fi
 have=$("$bin/python" -c 'import importlib.metadata as m; print(m.version("torch"))')

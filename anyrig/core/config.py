@@ -1,8 +1,8 @@
 """What an engine is told once. The command line, environment and configuration file are made from these fields."""
 
 import re
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args, get_origin
 
 from anyrig.core.errors import UsageError
 
@@ -40,9 +40,15 @@ class EngineConfig:
     )
     seed: int = option("seed of requests that bring none", 0)
     threads: int | None = option("CPU threads; unset: the cores this process may use")
-    verify: bool = option("compare the engine with the model's own attention once at load", False)
+    verify: bool = option("compare the paged engine with plain attention once at load", False)
 
     def __post_init__(self) -> None:
+        for field_ in fields(self):
+            known = get_args(field_.type)
+            if get_origin(field_.type) is Literal and getattr(self, field_.name) not in known:
+                raise UsageError(f"`{field_.name}` must be {' or '.join(known)}. Given: {getattr(self, field_.name)!r}")
+        if self.threads is not None and self.threads < 1:
+            raise UsageError(f"`threads` must be at least 1. Given: {self.threads}")
         for name, low in (("max_num_seqs", 1), ("max_batch_tokens", 16), ("max_chunk_tokens", 1), ("page_size", 1)):
             if getattr(self, name) < low:
                 raise UsageError(f"`{name}` must be at least {low}. Given: {getattr(self, name)}")

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from numbers import Integral, Real
 from typing import Any, Self
 
 from anyrig.core.errors import InvalidRequest
@@ -94,6 +95,11 @@ class SamplingParams:
             raise InvalidRequest(f"`min_tokens` ({self.min_tokens}) must not exceed `max_tokens` ({self.max_tokens})")
         if any(not isinstance(s, str) or not s for s in self.stop):
             fail("stop", "strings that are not empty")
+        for name in ("logit_bias", "allowed_token_ids", "banned_token_ids", "stop_token_ids"):
+            if any(not isinstance(t, Integral) or isinstance(t, bool) for t in getattr(self, name) or ()):
+                fail(name, "given by token ids, whole numbers")
+        if self.logit_bias is not None and any(not isinstance(b, Real) for b in self.logit_bias.values()):
+            fail("logit_bias", "finite numbers by token id")
         if self.logit_bias is not None and any(not math.isfinite(b) for b in self.logit_bias.values()):
             fail("logit_bias", "finite numbers by token id")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:

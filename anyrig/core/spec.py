@@ -17,7 +17,6 @@ class LayerSpec:
         softcap: scores become `softcap * tanh(scores / softcap)`; None: unchanged.
         sinks: the layer passes one extra logit per head that takes part in the softmax (`s_aux`).
         kv_source: index of the layer whose keys and values this one reads (itself, unless shared).
-        group: index of the pool of pages that holds its keys and values.
     """
 
     index: int
@@ -31,7 +30,6 @@ class LayerSpec:
     softcap: float | None = None
     sinks: bool = False
     kv_source: int = -1
-    group: int = 0
 
 
 @dataclass(slots=True)

@@ -1,7 +1,9 @@
 """The engine for servers: requests from many coroutines, one thread that steps while there is work."""
 
 import asyncio
+import contextlib
 import itertools
+import logging
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -13,6 +15,8 @@ from anyrig.core.outputs import RequestOutput
 from anyrig.core.params import SamplingParams
 from anyrig.engine.engine import Engine
 from anyrig.engine.llm import Prompt
+
+log = logging.getLogger(__name__)
 
 _Queue = asyncio.Queue["RequestOutput | Exception"]
 
@@ -29,7 +33,7 @@ class AsyncLLM:
     ) -> None:
         self.engine = Engine(model, config, progress=progress)
         self._ids = itertools.count(1)
-        self._commands: deque[Callable[[], None]] = deque()
+        self._commands: deque[Callable[[Exception | None], None]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
         self._streams: dict[str, tuple[asyncio.AbstractEventLoop, _Queue]] = {}
@@ -60,13 +64,20 @@ class AsyncLLM:
         loop, queue = asyncio.get_running_loop(), _Queue()
         params = params or self.engine.default_params()
 
-        def add() -> None:
-            self._streams[request_id] = (loop, queue)
+        def add(refused: Exception | None) -> None:
             try:
+                if refused is not None:
+                    raise refused
                 self.engine.add_request(request_id, prompt, params, stream=True, **kwargs)
+                self._streams[request_id] = (loop, queue)
             except Exception as error:
-                self._send(request_id, error)
-                self._streams.pop(request_id, None)
+                _put(loop, queue, error)
+
+        def drop(refused: Exception | None) -> None:
+            # Only if the request is still this one: the id may have been refused, or be in use again.
+            if refused is None and self._streams.get(request_id) == (loop, queue):
+                del self._streams[request_id]
+                self.engine.abort(request_id)
 
         self._command(add)
         try:
@@ -81,7 +92,8 @@ class AsyncLLM:
                     return
         finally:
             if not self._failed and not self._stopping:
-                self._command(lambda: self._drop(request_id))
+                with contextlib.suppress(AnyrigError):  # it has stopped meanwhile, and nothing runs any more
+                    self._command(drop)
 
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None, **kwargs: Any) -> RequestOutput:
         """The finished request."""
@@ -95,8 +107,8 @@ class AsyncLLM:
     async def abort(self, request_id: str) -> None:
         """End a request; its stream ends with what it had, `finish_reason="abort"`."""
 
-        def end() -> None:
-            output = self.engine.abort(request_id)
+        def end(refused: Exception | None) -> None:
+            output = self.engine.abort(request_id) if refused is None else None
             if output is not None:
                 self._send(request_id, output.snapshot())
             self._streams.pop(request_id, None)
@@ -110,7 +122,8 @@ class AsyncLLM:
             self._wake.notify()
         self._thread.join(timeout)
 
-    def _command(self, command: Callable[[], None]) -> None:
+    def _command(self, command: "Callable[[Exception | None], None]") -> None:
+        """Leave a command for the engine's thread, which calls it with None, or with the reason why it has stopped."""
         with self._wake:
             if self._failed is not None or self._stopping:
                 raise AnyrigError(
@@ -119,22 +132,26 @@ class AsyncLLM:
             self._commands.append(command)
             self._wake.notify()
 
-    def _drop(self, request_id: str) -> None:
-        self._streams.pop(request_id, None)
-        self.engine.abort(request_id)
-
     def _run(self) -> None:
+        reason: Exception = AnyrigError("the engine was shut down")
         try:
             while self._take_commands():
                 for output in self.engine.step():
                     self._send(output.request_id, output.snapshot())
                     if output.finished:
                         self._streams.pop(output.request_id, None)
-            self._end_all(AnyrigError("the engine was shut down"))
         except Exception as error:  # whatever it is: nobody may wait for ever
-            self._failed = error
-            self._end_all(AnyrigError(f"the engine failed: {error}"))
-            raise
+            log.exception("the engine failed")
+            reason = AnyrigError(f"the engine failed: {error}")
+        with self._wake:
+            self._failed = reason
+            commands = list(self._commands)
+            self._commands.clear()
+        for command in commands:
+            command(reason)
+        for request_id in self._streams:
+            self._send(request_id, reason)
+        self._streams.clear()
 
     def _take_commands(self) -> bool:
         """Wait for work, run what was left; False when it is time to stop."""
@@ -143,16 +160,14 @@ class AsyncLLM:
             commands = list(self._commands)
             self._commands.clear()
         for command in commands:
-            command()
+            command(None)
         return not self._stopping
 
     def _send(self, request_id: str, item: RequestOutput | Exception) -> None:
         if request_id in self._streams:
-            loop, queue = self._streams[request_id]
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(queue.put_nowait, item)
+            _put(*self._streams[request_id], item)
 
-    def _end_all(self, error: Exception) -> None:
-        for request_id in list(self._streams):
-            self._send(request_id, error)
-        self._streams.clear()
+
+def _put(loop: asyncio.AbstractEventLoop, queue: _Queue, item: RequestOutput | Exception) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+        loop.call_soon_threadsafe(queue.put_nowait, item)

@@ -86,15 +86,15 @@ class Engine:
         self.tokenizer = Tokenizer.from_dir(files.path)
         self.runner: Runner = make_runner(files.path, files.name, self.info, config, say)
         self.max_model_len = self.runner.max_model_len
-        whole = 0 if self.runner.chunked else self.max_model_len
         self.scheduler = Scheduler(
             PagePool(self.runner.num_pages),
             page_size=config.page_size,
             max_num_seqs=config.max_num_seqs,
-            max_batch_tokens=max(config.max_batch_tokens, whole),
-            max_chunk_tokens=max(config.max_chunk_tokens, whole),
+            max_batch_tokens=config.max_batch_tokens,
+            max_chunk_tokens=config.max_chunk_tokens,
             prefix_caching=config.enable_prefix_caching and self.runner.prefix_caching,
             model_version=self.info.version,
+            whole=not self.runner.chunked,
         )
         self.sampler = Sampler(self.info.vocab_size, config.logprobs_mode)
         self.grammars = GrammarCompiler(self.tokenizer, self.info.vocab_size, self.info.eos_token_ids)
@@ -281,6 +281,8 @@ class Engine:
         self, request: _Request, completion: Completion, chunk: Chunk, logits: torch.Tensor
     ) -> None:
         """Rows of a prompt's chunk: row i of the sequence holds the log-probabilities of token i + 1."""
+        if chunk.rows == 0:
+            return  # computed again after a preemption: these were taken before
         seq, k = completion.sequence, completion.params.prompt_logprobs
         got = request.output.prompt_logprobs
         assert k is not None and got is not None  # row_from is only set when they are wanted

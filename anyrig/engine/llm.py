@@ -1,5 +1,6 @@
 """Offline inference: a list of prompts in, a list of results out, in the same order."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -42,6 +43,7 @@ class LLM:
             config = _config(options)
         self.engine = Engine(model, config, progress=progress)
         self._count = 0
+        self._streams: dict[str, deque[RequestOutput]] = {}
 
     @property
     def tokenizer(self) -> Any:
@@ -77,8 +79,8 @@ class LLM:
                     self.engine.add_request(request_id, prompt, one, priority=level)
                 except InvalidRequest as error:
                     results[request_id] = _refused(request_id, prompt, error)
-            while self.engine.has_unfinished():
-                results.update((out.request_id, out) for out in self.engine.step())
+            while len(results) < len(ids):
+                results.update((out.request_id, out) for out in self._step())
         except BaseException:
             for request_id in ids:
                 self.engine.abort(request_id)
@@ -107,16 +109,39 @@ class LLM:
         return self.generate(prompts, params)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
-        """The result as it grows, once per step; leaving the loop early aborts the request."""
+        """The result as it grows, a snapshot per step; leaving the loop early aborts the request.
+
+        Several streams may be read in turn, and `generate` called in between: all of them share the steps.
+        """
         request_id = self._next_id()
-        self.engine.add_request(request_id, prompt, params or self.engine.default_params(), stream=True)
+        mine: deque[RequestOutput] = deque()
+        self._streams[request_id] = mine
         try:
-            while self.engine.has_unfinished():
-                for out in self.engine.step():
-                    if out.request_id == request_id:
-                        yield out
+            self.engine.add_request(request_id, prompt, params or self.engine.default_params(), stream=True)
+            while True:
+                while not mine:
+                    self._step()
+                output = mine.popleft()
+                yield output
+                if output.finished:
+                    return
         finally:
+            del self._streams[request_id]
             self.engine.abort(request_id)
+
+    def _step(self) -> list[RequestOutput]:
+        """One step; what belongs to open streams goes there, the rest is returned."""
+        rest = []
+        for output in self.engine.step():
+            if output.request_id in self._streams:
+                self._streams[output.request_id].append(output.snapshot())
+            else:
+                rest.append(output)
+        return rest
+
+    def default_params(self, **given: Any) -> SamplingParams:
+        """The model's own sampling defaults (generation_config.json), changed by what is given."""
+        return self.engine.default_params(**given)
 
     def _next_id(self) -> str:
         self._count += 1

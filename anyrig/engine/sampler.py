@@ -9,7 +9,8 @@ import torch
 from anyrig.core.params import SamplingParams
 from anyrig.engine.adjust import Adjustment
 from anyrig.engine.structured import Grammar
-from anyrig.ops.sample import BLOCK, Draw, SampleOp, TokenScores, reference, uniform
+from anyrig.ops import registry
+from anyrig.ops.sample import BLOCK, Draw, SampleOp, TokenScores, uniform
 
 # Below this the division would only make infinities: greedy, as in vLLM.
 _COLDEST = 1e-5
@@ -89,7 +90,7 @@ class Sampler:
     ) -> None:
         self.vocab_size = vocab_size
         self.processed = logprobs_mode == "processed"
-        self.op = op or reference()
+        self.op: SampleOp = op or registry.choose("sample", "cpu").load()
         self._width = -(-vocab_size // BLOCK) * BLOCK
         self._tile: torch.Tensor | None = None
         self._scratch: torch.Tensor | None = None

@@ -14,7 +14,7 @@ from transformers import AttentionInterface
 
 from anyrig.core.errors import Unsupported
 from anyrig.core.spec import LayerSpec
-from anyrig.models.probe import PROBE_TOKENS, Probe, check_config, grouped, takes
+from anyrig.models.probe import PROBE_TOKENS, Probe, check_config, takes
 from anyrig.models.replace import PackedLinear, linear_shapes, pack_linear, why_not_packed
 from anyrig.models.rope import freeze_rope
 from anyrig.ops.attention import AttentionStep, KVPages
@@ -29,6 +29,7 @@ class Decoder:
         model: a causal language model of Transformers, loaded with `attn_implementation="eager"`.
         name: for messages.
         max_model_len: fixes rope variants that depend on the length.
+        probe_tokens: how many tokens the probe computes; their logits are kept as `probe_logits`.
 
     Raises:
         Unsupported: when the model asks for what the paged path can't do.
@@ -40,9 +41,7 @@ class Decoder:
         linear_shapes: `[out, in]` of the linear layers, each shape once.
     """
 
-    tier = "paged"
-
-    def __init__(self, model: torch.nn.Module, name: str, max_model_len: int) -> None:
+    def __init__(self, model: torch.nn.Module, name: str, max_model_len: int, probe_tokens: int = PROBE_TOKENS) -> None:
         self.model = model
         self.name = name
         self.device = next(model.parameters()).device
@@ -62,7 +61,7 @@ class Decoder:
         self._step: AttentionStep | None = None
         self.kv: list[KVPages] = []
         self._set_attention(self._interface)
-        self.layers = self._run_probe()
+        self.layers = self._run_probe(probe_tokens)
 
     def bind(self, kv: list[KVPages]) -> None:
         """The pages of every layer; layers that share keys and values have the same ones."""
@@ -122,14 +121,14 @@ class Decoder:
         return out[None], None
 
     @torch.inference_mode()
-    def _run_probe(self) -> list[LayerSpec]:
+    def _run_probe(self, tokens: int) -> list[LayerSpec]:
         self._probe = probe = Probe(self.model, self.name)
-        ids = torch.arange(PROBE_TOKENS, device=self.device) % self.config.get_text_config().vocab_size
+        ids = torch.arange(tokens, device=self.device) % self.config.get_text_config().vocab_size
         try:
             self.probe_logits = self._logits(ids, ids, ids)
         finally:
             self._probe = None
-        layers = grouped(probe.specs)
+        layers = probe.specs
         check_config(self.config, layers, self.name)
         self._layer_of: dict[int, LayerSpec] = {id(m): s for m, s in zip(probe.modules, layers, strict=True)}
         return layers

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
@@ -77,8 +78,10 @@ def install(
             return done
         with writable(target):
             # The lock is ours, so whatever lies here under our name belongs to nobody.
-            for stale in models_dir().glob(f"{_STAGING}{name}-*"):
-                shutil.rmtree(stale, ignore_errors=True)
+            ours = re.compile(re.escape(f"{_STAGING}{name}-") + "[0-9a-f]{8}")
+            for stale in models_dir().iterdir():
+                if ours.fullmatch(stale.name):
+                    shutil.rmtree(stale, ignore_errors=True)
             staging = models_dir() / f"{_STAGING}{name}-{uuid.uuid4().hex[:8]}"
             staging.mkdir()
             try:

@@ -150,9 +150,9 @@ def _cut_short(file: Path, actual: int, expected: int) -> ModelError:
 def _context_length(config: dict[str, Any]) -> int:
     length = next((config[key] for key in _LENGTH_KEYS if isinstance(config.get(key), int)), 2048)
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    # These kinds stretch what the model was trained on; the others (llama3, longrope) state the stretched length.
+    # The factor stretches what the model was trained on; where that isn't stated, the length is the stretched one.
     if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) in ("linear", "dynamic", "yarn"):
-        trained = rope.get("original_max_position_embeddings") or length
+        trained = rope.get("original_max_position_embeddings") or 0
         length = max(length, int(trained * rope.get("factor", 1)))
     return length
 

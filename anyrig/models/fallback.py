@@ -15,8 +15,6 @@ from anyrig.models.probe import takes
 class Fallback:
     """One model and the caches of the sequences that are on their way."""
 
-    tier = "transformers"
-
     def __init__(self, model: torch.nn.Module) -> None:
         self.model: Any = model
         self.device = next(model.parameters()).device

@@ -6,7 +6,6 @@ uses, and which layers read another one's keys and values. What it asks for that
 
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ HARMLESS: dict[str, Callable[[Any], bool]] = {
 }
 UNDERSTOOD = ("scaling", "sliding_window", "softcap", "s_aux")
 PROBE_TOKENS = 6
+VERIFY_TOKENS = 70  # more than a tile of keys and several pages, so that their borders are crossed
 
 
 class Probe:
@@ -92,18 +92,6 @@ class Probe:
             if k.data_ptr() == key.data_ptr() and v.data_ptr() == value.data_ptr() and k.shape == key.shape:
                 return i
         return len(self.specs)
-
-
-def grouped(specs: list[LayerSpec]) -> list[LayerSpec]:
-    """Number the pools: layers with the same `(kv_heads, dim, v_dim)` are in one group."""
-    shapes: list[tuple[int, int, int]] = []
-    result = []
-    for spec in specs:
-        shape = (spec.kv_heads, spec.dim, spec.v_dim)
-        if shape not in shapes:
-            shapes.append(shape)
-        result.append(replace(spec, group=shapes.index(shape)))
-    return result
 
 
 def check_config(config: Any, specs: list[LayerSpec], name: str) -> None:

@@ -81,13 +81,6 @@ class SampleOp(Protocol):
         """
 
 
-def reference() -> SampleOp:
-    """The implementation in plain torch, for any device."""
-    from anyrig.ops.ref import sample
-
-    return sample
-
-
 def _mix(x: int) -> int:
     """The finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): a bijection of 64-bit numbers that scatters."""
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK

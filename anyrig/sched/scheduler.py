@@ -24,6 +24,8 @@ class Scheduler:
         max_chunk_tokens: most tokens of one sequence in one step.
         prefix_caching: share pages between sequences that start alike.
         model_version: part of every page's hash.
+        whole: compute all of a sequence's tokens in one step or none of them (models with a recurrent state); a
+            sequence longer than the budget gets a step of its own.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Scheduler:
         max_chunk_tokens: int,
         prefix_caching: bool = True,
         model_version: str = "",
+        whole: bool = False,
     ) -> None:
         self.pool = pool
         self.page_size = page_size
@@ -44,14 +47,12 @@ class Scheduler:
         self.max_chunk_tokens = max_chunk_tokens
         self.prefix_caching = prefix_caching
         self.model_version = model_version
+        self.whole = whole
         self.running: list[Sequence] = []  # always sorted by `order`: the last one is preempted first
         self._waiting: list[tuple[tuple[int, int], Sequence]] = []
         self._planned: list[Sequence] = []
         self.waiting = 0
         self.preemptions = 0
-
-    def has_work(self) -> bool:
-        return bool(self.running) or self.waiting > 0
 
     def add(self, seq: Sequence) -> None:
         heapq.heappush(self._waiting, (seq.order, seq))
@@ -105,7 +106,9 @@ class Scheduler:
         i = 0
         while i < len(self.running) and budget > 0:
             seq = self.running[i]
-            length = min(len(seq.tokens) - seq.computed, self.max_chunk_tokens, budget)
+            length = self._length(seq, budget)
+            if length == 0:
+                break
             if not self._grow(seq, length, plan):
                 break  # it was the last one and gave its own pages up
             budget -= self._schedule(seq, length, plan)
@@ -143,11 +146,11 @@ class Scheduler:
             if seq.leader is not None and not seq.leader.prompt_computed:
                 held_back.append(heapq.heappop(self._waiting))
                 continue
-            if not self._start(seq):
+            if self._length(seq, budget) == 0 or not self._start(seq):
                 break
             heapq.heappop(self._waiting)
             self.waiting -= 1
-            length = min(len(seq.tokens) - seq.computed, self.max_chunk_tokens, budget)
+            length = self._length(seq, budget)
             budget -= self._schedule(seq, length, plan)
         for item in held_back:
             heapq.heappush(self._waiting, item)
@@ -175,6 +178,13 @@ class Scheduler:
         seq.running = True
         insort(self.running, seq, key=lambda s: s.order)
         return True
+
+    def _length(self, seq: Sequence, budget: int) -> int:
+        """How many of its tokens fit into what is left of the step."""
+        left = len(seq.tokens) - seq.computed
+        if not self.whole:
+            return min(left, self.max_chunk_tokens, budget)
+        return left if left <= budget or budget == self.max_batch_tokens else 0
 
     def _schedule(self, seq: Sequence, length: int, plan: StepPlan) -> int:
         end = seq.computed + length

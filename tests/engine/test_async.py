@@ -77,6 +77,39 @@ def test_a_bad_request_raises_in_its_own_coroutine_only(llm):
     asyncio.run(main())
 
 
+def test_a_second_request_of_the_same_id_is_refused_and_leaves_the_first_alone(llm):
+    async def main():
+        first = llm.stream("Once", GREEDY, request_id="same")
+        await anext(first)
+        with pytest.raises(InvalidRequest, match="still running"):
+            await llm.generate("Once", GREEDY, request_id="same")
+        rest = [out async for out in first]
+        assert rest[-1].finished and rest[-1].outputs[0].finish_reason == "length"
+
+    asyncio.run(main())
+
+
+def test_when_a_step_fails_nobody_waits_for_ever():
+    llm = AsyncLLM("smollm2-135m", EngineConfig(dtype="float32", kv_cache_memory="64MiB"))
+
+    def broken():
+        import time
+
+        time.sleep(0.3)  # others come in meanwhile
+        raise MemoryError("no memory for this step")
+
+    llm.engine.step = broken
+
+    async def main():
+        calls = [asyncio.create_task(llm.generate("x", GREEDY)) for _ in range(2)]
+        await asyncio.sleep(0.15)
+        calls += [asyncio.create_task(llm.generate("y", GREEDY)) for _ in range(2)]
+        errors = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 20)
+        assert all(isinstance(e, AnyrigError) and "no memory" in str(e) for e in errors)
+
+    asyncio.run(main())
+
+
 def test_an_idle_engine_costs_no_processor_time(llm):
     import time
 

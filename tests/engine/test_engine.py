@@ -131,6 +131,36 @@ def test_prompt_logprobs_agree_with_what_sampling_saw_and_skip_the_prefix_cache(
         assert row[token].logprob == scores[token].logprob
 
 
+def test_prompt_logprobs_are_complete_after_a_preemption_in_mid_prompt(engine, run):
+    ids = (engine.tokenizer.encode("It was the best of times, it was the worst of times. ") * 20)[:150]
+    (expected,) = run((ids, GREEDY.replace(max_tokens=1, prompt_logprobs=0)))
+    tight = Engine(
+        "smollm2-135m",
+        EngineConfig(dtype="float32", kv_cache_memory=208 * 46_080, max_chunk_tokens=32, max_model_len=200),
+    )
+    tight.add_request("urgent", [7] * 10, GREEDY.replace(max_tokens=60, ignore_eos=True), priority=-1)
+    tight.add_request("x", ids, GREEDY.replace(max_tokens=1, prompt_logprobs=0))
+    done = {}
+    tight.step(), tight.step()
+    tight.add_request("late", [9] * 60, GREEDY.replace(max_tokens=1), priority=-1)
+    while tight.has_unfinished():
+        done.update((out.request_id, out) for out in tight.step())
+    assert tight.stats.preemptions > 0
+    assert done["x"].prompt_logprobs == expected.prompt_logprobs
+
+
+def test_streams_read_in_turn_and_generate_in_between_lose_nothing(engine, run):
+    llm = LLM.__new__(LLM)
+    llm.engine, llm._count, llm._streams = engine, 0, {}
+    (expected,) = run((PROMPT, GREEDY))
+    a, b = llm.stream(PROMPT, GREEDY), llm.stream("Once upon", GREEDY)
+    next(a), next(b)
+    (whole,) = llm.generate(PROMPT, GREEDY)
+    last_a, last_b = list(a)[-1], list(b)[-1]
+    assert only(whole).text == only(last_a).text == only(expected).text
+    assert last_a.finished and last_b.finished and len(only(last_b).token_ids) == 12
+
+
 def test_prompt_logprobs_of_a_prompt_in_chunks_are_those_of_a_prompt_at_once(run, engine):
     ids = (engine.tokenizer.encode("It was the best of times, it was the worst of times. ") * 60)[:400]
     (result,) = run((ids, GREEDY.replace(max_tokens=1, prompt_logprobs=0)))
@@ -229,7 +259,7 @@ def test_options_that_do_not_exist_or_do_not_fit_are_refused_with_the_nearest_na
 
 def test_a_prompt_that_is_refused_does_not_keep_the_others_from_running(engine):
     llm = LLM.__new__(LLM)
-    llm.engine, llm._count = engine, 0
+    llm.engine, llm._count, llm._streams = engine, 0, {}
     good, bad = llm.generate([PROMPT, [5] * 9000], GREEDY)
     assert only(good).finish_reason == "length"
     assert only(bad).finish_reason == "error" and "9000" in only(bad).error

@@ -90,7 +90,9 @@ def test_generated_tokens_are_shared_too():
 
 def test_prompt_logprobs_want_every_row_and_read_nothing_from_the_cache():
     s = scheduler()
-    step(s, add(s, 0, 20))
+    a = add(s, 0, 20)
+    step(s, a), step(s, a)
+    s.finish(a)
     b = add(s, 1, 20, row_from=0)
     assert step(s)[-1] == (1, 0, 16, 16)
     b.row_from = 16
@@ -154,7 +156,7 @@ def test_waiting_counts_those_that_wait():
     s.finish(b)
     assert s.waiting == 0
     s.finish(a)
-    assert not s.has_work()
+    assert not s.running and s.waiting == 0
 
 
 def test_random_traffic_on_a_small_pool_computes_every_token_and_gives_all_pages_back():
@@ -185,7 +187,7 @@ def test_random_traffic_on_a_small_pool_computes_every_token_and_gives_all_pages
                     if len(seq.tokens) >= wanted[chunk.seq_id] or rng.random() < 0.05:
                         s.finish(alive.pop(chunk.seq_id))
         for _ in range(2000):
-            if not s.has_work():
+            if not s.running and not s.waiting:
                 break
             plan = s.plan()
             s.advance(plan)
@@ -196,3 +198,14 @@ def test_random_traffic_on_a_small_pool_computes_every_token_and_gives_all_pages
                     if len(seq.tokens) >= wanted[chunk.seq_id]:
                         s.finish(alive.pop(chunk.seq_id))
         assert not alive and s.pool.available == 20
+
+
+def test_sequences_that_must_be_computed_whole_are_never_cut():
+    s = scheduler(whole=True, prefix_caching=False, max_batch_tokens=64, max_chunk_tokens=16)
+    seqs = [add(s, i, length, start=1000 * i) for i, length in enumerate((40, 40, 100, 10))]
+    assert step(s, *seqs) == [(0, 0, 40, 1)]  # the next one would not fit in the rest of the step
+    assert step(s, *seqs) == [(0, 40, 1, 1), (1, 0, 40, 1)]
+    s.finish(seqs[0])
+    s.finish(seqs[1])
+    assert step(s, *seqs) == [(2, 0, 100, 1)]  # longer than the budget: a step of its own
+    assert step(s, *seqs) == [(2, 100, 1, 1), (3, 0, 10, 1)]

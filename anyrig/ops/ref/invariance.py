@@ -5,10 +5,13 @@ From some small number of rows on they take the same path; which number depends 
 looked for rather than assumed.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import torch
+
+log = logging.getLogger(__name__)
 
 CANDIDATES = (4, 8, 16)
 MOST = CANDIDATES[-1]
@@ -28,6 +31,7 @@ def _smallest(product: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tenso
         )
         if parts:
             return unit
+    log.warning("the bits of a result may depend on the other requests here: no number of rows makes products alike")
     return MOST
 
 
