@@ -27,7 +27,7 @@ import typer
 from anyrig.cli.console import console
 from anyrig.cli.values import is_list, kinds_of, metavar, parse
 from anyrig.core.errors import AnyrigError, ModelError, UsageError
-from anyrig.core.params import SamplingParams
+from anyrig.core.params import SamplingParams, generation_defaults
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ class Settings:
     def resolved(self, owner: type, model: Mapping[str, Any] | None = None) -> dict[str, tuple[Any, str]]:
         """Value and source of every option of `owner`; `model` is the model's generation_config as it stands there."""
         out: dict[str, tuple[Any, str]] = {}
-        own = _in_our_words(model or {}) if owner is SamplingParams else {}
+        own = generation_defaults(model or {}) if owner is SamplingParams else {}
         for name, opt in self.options.items():
             if opt.owner is not owner:
                 continue
@@ -275,12 +275,6 @@ def _read(file: Path) -> Mapping[str, Any]:
 
 def _yaml(value: Any) -> str:
     return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False, default=str)
-
-
-def _in_our_words(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """What a generation_config says about sampling, by the names of `SamplingParams`."""
-    named = {**generation, **({"temperature": 0.0} if generation.get("do_sample") is False else {})}
-    return {f.name: named[f.name] for f in dataclasses.fields(SamplingParams) if f.name in named}
 
 
 def _generation_config(model: str | None) -> Mapping[str, Any] | None:

@@ -146,3 +146,9 @@ class SamplingParams:
         if self.json_schema is None or isinstance(self.json_schema, str):
             return self.json_schema
         return json.dumps(self.json_schema)
+
+
+def generation_defaults(generation: Mapping[str, Any]) -> dict[str, Any]:
+    """What a model's generation_config says about sampling, by the names of `SamplingParams`."""
+    named = {**generation, **({"temperature": 0.0} if generation.get("do_sample") is False else {})}
+    return {f.name: named[f.name] for f in fields(SamplingParams) if f.name in named}

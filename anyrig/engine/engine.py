@@ -12,7 +12,7 @@ from anyrig.core import sequence
 from anyrig.core.config import EngineConfig
 from anyrig.core.errors import InvalidRequest
 from anyrig.core.outputs import RequestOutput, Timing
-from anyrig.core.params import SamplingParams
+from anyrig.core.params import SamplingParams, generation_defaults
 from anyrig.core.spec import Chunk, StepPlan
 from anyrig.engine.adjust import check_token_ids
 from anyrig.engine.completion import Completion, decoded
@@ -106,14 +106,7 @@ class Engine:
 
     def default_params(self, **given: Any) -> SamplingParams:
         """The model's own sampling defaults (generation_config.json), changed by what is given."""
-        own = {
-            k: v
-            for k, v in self.info.generation.items()
-            if k in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        }
-        if self.info.generation.get("do_sample") is False:
-            own["temperature"] = 0.0
-        return SamplingParams.from_dict({**own, **given})
+        return SamplingParams.from_dict({**generation_defaults(self.info.generation), **given})
 
     def add_request(
         self,
