@@ -7,15 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from anyrig.ops.sample import BLOCK, Draw, SampleOp, _mix, reference, sequence_seed, uniform
+from anyrig.ops import registry
+from anyrig.ops.sample import BLOCK, Draw, SampleOp, _mix, sequence_seed, uniform
 
-IMPLEMENTATIONS = {"ref": reference}
+IMPLEMENTATIONS = [i for i in registry.IMPLEMENTATIONS if i.op == "sample" and i.why_not("cpu") is None]
 LAST = 1 - 2.0**-53
 
 
-@pytest.fixture(params=IMPLEMENTATIONS)
+@pytest.fixture(params=IMPLEMENTATIONS, ids=lambda i: i.name)
 def op(request: pytest.FixtureRequest) -> SampleOp:
-    return IMPLEMENTATIONS[request.param]()
+    return request.param.load()
 
 
 def padded(logits: torch.Tensor) -> torch.Tensor:
