@@ -69,7 +69,8 @@ def convert(gguf: Path, directory: Path) -> None:
         if "os error 28" in str(error):
             raise no_space(models_dir()) from error
         raise ModelError(f"Cannot write the weights of {gguf}: {error}") from error
-    except (ValueError, KeyError, NotImplementedError, RuntimeError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
+        # Transformers' reader has no error of its own: an unknown architecture or block format ends in any of these.
         raise ModelError(
             f"Transformers cannot read {gguf}: {error}",
             "its architecture or quantization is not supported from GGUF; use the model's safetensors if it has them",

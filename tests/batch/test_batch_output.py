@@ -225,6 +225,7 @@ def open_directory() -> Iterator[Path]:
         yield Path(name)
 
 
+# Root may read and write everything, so the test becomes somebody else, which only root can do. CI runs it as root.
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can try it as somebody else")
 def test_an_ordinary_user_is_told_what_may_not_be_read_or_written(open_directory):
     tmp_path = open_directory
