@@ -4,13 +4,16 @@ SHELL := /bin/bash
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo check test bench clean
+.PHONY: help setup kernels demo check test bench clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
 setup:  ## virtual environment with anyrig in it (.venv); TORCH_INDEX_URL picks a CUDA or ROCm torch
 	@VENV=$(VENV) scripts/setup.sh
+
+kernels:  ## compile the CPU kernels again, in seconds (SANITIZE=address,undefined: with sanitizers)
+	@VENV=$(VENV) SANITIZE=$(SANITIZE) scripts/setup.sh kernels
 
 demo: setup  ## label real text with the default model, and show how good and how fast that was
 	@$(BIN)/python examples/demo.py

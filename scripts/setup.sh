@@ -5,6 +5,10 @@
 #   VENV              where the environment goes (default: .venv)
 #   TORCH_INDEX_URL   package index with the torch build you want, e.g. that of a CUDA or ROCm release
 #   ANYRIG_SYSTEM_TORCH=1   use the torch that $PYTHON already has instead of installing one
+#   CXX               C++ compiler for the CPU kernels; without one they are left out
+#
+# `scripts/setup.sh kernels` (make kernels) compiles the CPU kernels only, in seconds, and shows what the compiler says.
+# SANITIZE=address,undefined compiles them with these sanitizers, in a folder of their own; the next build undoes it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=${VENV:-.venv}
@@ -18,9 +22,52 @@ wanted=${TORCH_INDEX_URL:-}
 remembered=$(cat "$venv/.anyrig-torch" 2>/dev/null || echo pip)
 source=${wanted:-$remembered}
 
-# What the environment is made from: when none of it changed, there is nothing to do.
+# What the environment and its kernels are made from: what did not change is not made again.
 stamp=$({ cat pyproject.toml constraints.txt scripts/setup.sh; printf '%s' "$source"; } | sha256sum | cut -d' ' -f1)
+compiler=$(command -v "${CXX:-c++}" || command -v g++ || command -v clang++ || true)
+kernels=$({ cat CMakeLists.txt; find csrc -type f -print0 | sort -z | xargs -0 cat; printf '%s' "$compiler"; } \
+  | sha256sum | cut -d' ' -f1)
+bin="$venv/bin"
+build="$venv/kernels" # pip compiles there too, so that later only what changed is compiled
+pip() { "$bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
+editable() { pip install --no-build-isolation --config-settings "build-dir=$build" "$@"; }
+place() { printf '%s/anyrig/ops/cpu' "$("$bin/python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')"; }
+no_compiler="no C++ compiler (Debian: apt-get install g++; Fedora: dnf install gcc-c++)"
+
+compile_kernels() {
+  local folder=$build path
+  path="$(cd "$bin" && pwd):$PATH" # cmake and ninja come from PyPI where the machine has none
+  if [ -n "${SANITIZE:-}" ]; then
+    folder="$build-sanitized"
+    PATH=$path cmake -G Ninja -S . -B "$folder" -DCMAKE_BUILD_TYPE=Release "-DANYRIG_SANITIZE=$SANITIZE" \
+      "-DPython_EXECUTABLE=${path%%:*}/python" "-Dnanobind_DIR=$("$bin/python" -m nanobind --cmake_dir)" >/dev/null
+  elif [ ! -e "$folder/build.ninja" ] || [ ! -d "$(place)" ]; then
+    # The installation was made without kernels and does not look for any: make it anew.
+    editable --verbose --no-deps -e . && [ -d "$(place)" ]
+    return
+  fi
+  PATH=$path cmake --build "$folder" && PATH=$path cmake --install "$folder" --prefix "$(place)/../../.." >/dev/null
+}
+
+if [ "${1:-}" = kernels ]; then
+  [ -x "$bin/python" ] || die "there is no $venv yet: run make setup"
+  [ -n "$compiler" ] || die "$no_compiler"
+  compile_kernels || die "the kernels could not be compiled"
+  if [ -n "${SANITIZE:-}" ]; then kernels=sanitized; fi
+  printf '%s' "$kernels" > "$venv/.anyrig-kernels"
+  exit 0
+fi
+
 if [ -x "$venv/bin/python" ] && [ "$(cat "$venv/.anyrig-setup" 2>/dev/null)" = "$stamp" ]; then
+  [ "$(cat "$venv/.anyrig-kernels" 2>/dev/null)" != "$kernels" ] || exit 0
+  if [ -n "$compiler" ]; then
+    say "compiling the CPU kernels, which changed"
+    compile_kernels || die "the kernels could not be compiled"
+  else
+    say "removing the CPU kernels, which changed: $no_compiler"
+    rm -f "$(place)"/_*.so
+  fi
+  printf '%s' "$kernels" > "$venv/.anyrig-kernels"
   exit 0
 fi
 
@@ -44,8 +91,6 @@ if [ ! -x "$venv/bin/python" ]; then
   fi
 fi
 printf '%s' "$source" > "$venv/.anyrig-torch"
-bin="$venv/bin"
-pip() { "$bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
 
 constraints=constraints.txt
 if have=$("$bin/python" -c 'import importlib.metadata as m; print(m.version("torch"))' 2>/dev/null); then
@@ -66,6 +111,19 @@ if [ "$have" != "$(sed -n 's/^torch==//p' constraints.txt)" ]; then
 fi
 
 say "installing anyrig and its tools"
-pip install -c "$constraints" -e '.[dev]'
+# Built with the environment's own build tools rather than with a copy that pip throws away: paths stay, and so does what
+# was compiled. The backend itself says whether this machine also needs cmake and ninja from PyPI.
+pip install -c "$constraints" scikit-build-core nanobind
+asked=$("$bin/python" -c 'from scikit_build_core.build import get_requires_for_build_editable as ask; print(*ask({}))')
+[ -z "$asked" ] || pip install $asked # shellcheck disable=SC2086
+editable -c "$constraints" -e '.[dev]'
+if [ ! -d "$(place)" ]; then
+  if [ -n "$compiler" ]; then
+    say "WITHOUT the CPU kernels: $compiler could not compile them (make kernels shows why); plain torch is used"
+  else
+    say "WITHOUT the CPU kernels: $no_compiler; plain torch is used"
+  fi
+fi
+printf '%s' "$kernels" > "$venv/.anyrig-kernels"
 printf '%s' "$stamp" > "$venv/.anyrig-setup"
 say "ready: $bin/anyrig --help"

@@ -30,3 +30,8 @@ def calm_openmp() -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+
+def cpu_isa() -> str | None:
+    """`ANYRIG_CPU_ISA`: use this build of the CPU kernels (avx512, avx2, portable), or none; default the best."""
+    return os.environ.get("ANYRIG_CPU_ISA") or None

@@ -1,0 +1,99 @@
+"""Which of the built kernel modules this CPU runs. Imports no torch: `anyrig doctor` asks here too.
+
+`pip install` compiles csrc/cpu/module.cpp once per instruction set (CMakeLists.txt), as far as the compiler can. What the
+CPU has is asked of the portable module: cpuid is right in virtual machines and emulators too, where /proc/cpuinfo shows
+the machine outside. A module whose instructions the CPU lacks is never imported.
+"""
+
+import importlib
+import importlib.util
+import os
+import shutil
+from functools import cache
+from types import ModuleType
+from typing import Final
+
+from anyrig.core import env
+from anyrig.core.errors import UsageError
+
+#: Best first, with what each needs beyond the architecture's baseline.
+NEEDS: Final[dict[str, tuple[str, ...]]] = {
+    "avx512": (
+        *("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "avx512bf16", "avx512vbmi"),
+        *("avx2", "fma", "f16c", "bmi2"),
+    ),
+    "avx2": ("avx2", "fma", "f16c", "bmi2"),
+    "portable": (),
+}
+VARIABLE: Final = "ANYRIG_CPU_ISA"
+CHOICES: Final = (*NEEDS, "none")
+
+
+def module() -> ModuleType | None:
+    """The best module that this CPU runs, or the one that `ANYRIG_CPU_ISA` names; None when there is none.
+
+    Raises:
+        UsageError: when `ANYRIG_CPU_ISA` has a value that doesn't exist, isn't built or isn't for this CPU.
+    """
+    return _choose(env.cpu_isa())[0]
+
+
+def why_not() -> str | None:
+    """The reason why `module()` is None, or None when it isn't one. Raises as `module` does."""
+    return _choose(env.cpu_isa())[1]
+
+
+def built() -> tuple[str, ...]:
+    """Instruction sets that were compiled at install, best first. Imports nothing."""
+    return tuple(isa for isa in NEEDS if importlib.util.find_spec(f"{__package__}._{isa}") is not None)
+
+
+@cache
+def features() -> frozenset[str]:
+    """What this CPU has of `NEEDS`, by the compiler's names; empty when no module is built.
+
+    Raises:
+        ImportError: when the portable module is there but can't be imported.
+    """
+    if "portable" not in built():
+        return frozenset()
+    return frozenset(_import("portable").features())
+
+
+def missing(isa: str) -> list[str]:
+    """Instructions that `isa` needs and this CPU lacks."""
+    return [name for name in NEEDS[isa] if name not in features()]
+
+
+@cache
+def _choose(wish: str | None) -> tuple[ModuleType | None, str | None]:
+    """The module and why there is none, for a value of `ANYRIG_CPU_ISA`."""
+    if wish is not None and wish not in CHOICES:
+        raise UsageError(f"{VARIABLE}={wish}", f"use one of {', '.join(CHOICES)}, or leave it unset for the best")
+    if wish == "none":
+        return None, f"switched off by {VARIABLE}=none"
+    there = built()
+    if not there:
+        return None, _not_built()
+    try:
+        able = [isa for isa in there if not missing(isa)]
+    except ImportError as error:
+        return None, f"import failed: {error}"
+    if wish is not None and wish not in able:
+        why = f"this CPU lacks {', '.join(missing(wish))}" if missing(wish) else "it isn't built here"
+        raise UsageError(f"{VARIABLE}={wish}: {why}", f"use one of {', '.join((*able, 'none'))}")
+    try:
+        return _import(wish or able[0]), None
+    except ImportError as error:
+        return None, f"import failed: {error}"
+
+
+def _import(isa: str) -> ModuleType:
+    return importlib.import_module(f"{__package__}._{isa}")
+
+
+def _not_built() -> str:
+    compilers = ("c++", "g++", "clang++")
+    if os.environ.get("CXX") or any(shutil.which(name) for name in compilers):
+        return "not built: the build failed at install, or there was no C++ compiler then"
+    return "not built: no C++ compiler at install"
