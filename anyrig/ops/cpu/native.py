@@ -1,8 +1,8 @@
 """Which of the built kernel modules this CPU runs. Imports no torch: `anyrig doctor` asks here too.
 
-`pip install` compiles csrc/cpu/module.cpp once per instruction set (CMakeLists.txt), as far as the compiler can. What the
-CPU has is asked of the portable module: cpuid is right in virtual machines and emulators too, where /proc/cpuinfo shows
-the machine outside. A module whose instructions the CPU lacks is never imported.
+`pip install` compiles csrc/cpu/module.cpp once per instruction set (CMakeLists.txt), as far as the compiler can. What
+the CPU has is asked of the portable module: cpuid is right in virtual machines and emulators too, where /proc/cpuinfo
+shows the machine outside. A module whose instructions the CPU lacks is never imported.
 """
 
 import importlib
