@@ -32,8 +32,9 @@ def doctor(
     # Imported here so that `anyrig --help` does not pay for them.
     from anyrig.hardware import doctor as diagnosis
     from anyrig.hardware import facts as machine
+    from anyrig.ops.cpu import native
 
-    facts = machine.collect(deep=deep)
+    facts = machine.collect(deep=deep, kernels=native.report())
     findings = diagnosis.diagnose(facts)
     rows = op_rows("cuda" if diagnosis.ready(facts) else "cpu") if ops else None
     if json:

@@ -95,6 +95,9 @@ def as_json(facts: Facts, findings: list[Finding]) -> dict[str, Any]:
             "path": str(build.path),
             "targets": list(build.targets),
         },
+        "kernels": None
+        if facts.kernels is None
+        else {"built": list(facts.kernels.built), "used": facts.kernels.used, "reason": facts.kernels.reason},
         "software": {
             "python": ".".join(map(str, facts.python)),
             "compilers": dict(facts.compilers),

@@ -35,10 +35,20 @@ class Facts:
     """Bytes of system memory that the driver hands to an APU at most."""
     container: bool = False
     deep: torch_build.Deep | None = None
+    kernels: toolchain.Kernels | None = None
+    """The CPU kernels, or ``None`` where nobody looked."""
 
 
-def collect(root: Path = Path("/"), probe: Probe = device_node.probe, deep: bool = False) -> Facts:
-    """Read this machine (with ``root``, another one's files); about a quarter of a second without ``deep``."""
+def collect(
+    root: Path = Path("/"),
+    probe: Probe = device_node.probe,
+    deep: bool = False,
+    kernels: toolchain.Kernels | None = None,
+) -> Facts:
+    """Read this machine (with ``root``, another one's files); about a quarter of a second without ``deep``.
+
+    ``kernels`` comes from `anyrig.ops.cpu.native.report`, which stands above this package.
+    """
     cache = env.home()
     disk = existing_parent(cache)
     return Facts(
@@ -56,6 +66,7 @@ def collect(root: Path = Path("/"), probe: Probe = device_node.probe, deep: bool
         shared_limit=amd.shared_memory_limit(root),
         container=device_node.in_container(root),
         deep=torch_build.deep() if deep else None,
+        kernels=kernels,
     )
 
 

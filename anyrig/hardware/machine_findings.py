@@ -20,6 +20,7 @@ def findings(facts: Facts) -> Iterator[Finding]:
     yield from _memory(facts)
     yield from _instruction_sets(facts)
     yield from _compiler(facts)
+    yield from _kernels(facts)
     yield from _python(facts)
     yield from _disk(facts)
 
@@ -97,11 +98,29 @@ def _compiler(facts: Facts) -> Iterator[Finding]:
         if version := facts.compilers.get(name):
             yield ok("compiler", f"{name} {version} can build the CPU kernels.")
             return
+    if facts.kernels is not None and facts.kernels.built:
+        yield ok("compiler", "No C++ compiler, and none is needed: the CPU kernels are built.")
+        return
     yield warning(
         "compiler",
         "No C++ compiler: everything works, but on plain torch instead of the fast CPU kernels.",
         "Install one (apt install g++, dnf install gcc-c++) and run make setup again.",
     )
+
+
+def _kernels(facts: Facts) -> Iterator[Finding]:
+    kernels = facts.kernels
+    if kernels is None:
+        return
+    built = f" (built: {', '.join(kernels.built)})" if kernels.built else ""
+    if kernels.used is None:
+        sentence = f"The CPU runs plain torch instead of our kernels{built}: {kernels.reason}."
+    else:
+        sentence = f"The CPU runs the {kernels.used} kernels{built}: {kernels.reason}."
+    if kernels.remedy is None:
+        yield ok("kernels", sentence)
+    else:
+        yield warning("kernels", sentence, kernels.remedy)
 
 
 def _python(facts: Facts) -> Iterator[Finding]:

@@ -1,10 +1,11 @@
-"""Compilers on the path, and installed packages that matter, without importing any of them."""
+"""Compilers on the path, what they made of our kernels, and installed packages, without importing any of these."""
 
 import re
 import shutil
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from importlib import metadata
 
 COMPILERS = ("g++", "clang++", "cmake")
@@ -16,6 +17,20 @@ PACKAGES = (
 )
 
 _SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The CPU kernels of this installation; filled in by `anyrig.ops.cpu.native.report`."""
+
+    built: tuple[str, ...]
+    """Instruction sets they are built for, best first."""
+    used: str | None
+    """The one that runs."""
+    reason: str
+    """Why that one, or why none: the end of a sentence."""
+    remedy: str | None = None
+    """What makes it better, where something does."""
 
 
 def version_of(command: str) -> str | None:

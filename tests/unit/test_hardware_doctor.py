@@ -272,7 +272,7 @@ def test_what_torch_really_sees_is_held_against_the_files(tmp_path, deep, expect
 def test_the_json_report_keeps_its_keys(tmp_path):
     machine = facts(mi300x_cpx(tmp_path), build("rocm"))
     report = doctor.as_json(machine, doctor.diagnose(machine))
-    assert {"ok", "verdict", "cpu", "devices", "torch", "software", "findings"} == set(report)
+    assert {"ok", "verdict", "cpu", "kernels", "devices", "torch", "software", "findings"} == set(report)
     assert {"cores", "memory_available", "native_bf16", "instruction_sets"} <= set(report["cpu"])
     assert report["devices"][0]["arch"] == "gfx942" and report["devices"][0]["partitions"] == 8
     assert set(report["findings"][0]) == {"name", "state", "sentence", "remedy"}

@@ -8,13 +8,18 @@ shows the machine outside. A module whose instructions the CPU lacks is never im
 import importlib
 import importlib.util
 import os
+import platform
 import shutil
+import sys
 from functools import cache
 from types import ModuleType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from anyrig.core import env
 from anyrig.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from anyrig.hardware.toolchain import Kernels
 
 #: Best first, with what each needs beyond the architecture's baseline.
 NEEDS: Final[dict[str, tuple[str, ...]]] = {
@@ -27,6 +32,10 @@ NEEDS: Final[dict[str, tuple[str, ...]]] = {
 }
 VARIABLE: Final = "ANYRIG_CPU_ISA"
 CHOICES: Final = (*NEEDS, "none")
+_REBUILD: Final = (
+    "Install a C++20 compiler (Debian: apt-get install g++; Fedora: dnf install gcc-c++), then run make setup or "
+    "pip install again."
+)
 
 
 def module() -> ModuleType | None:
@@ -65,11 +74,42 @@ def missing(isa: str) -> list[str]:
     return [name for name in NEEDS[isa] if name not in features()]
 
 
+def report() -> "Kernels":
+    """What `anyrig doctor` says about the kernels; raises nothing."""
+    from anyrig.hardware.toolchain import Kernels
+
+    wish, there = env.cpu_isa(), built()
+    unset = f"Unset {VARIABLE}."
+    try:
+        chosen, reason = _choose(wish)
+    except UsageError as error:
+        return Kernels(there, None, error.message, f"{unset} It takes {', '.join(CHOICES)}.")
+    if chosen is None:
+        return Kernels(there, None, reason or "", unset if wish == "none" else _REBUILD)
+    used = next(isa for isa in there if chosen is sys.modules.get(f"{__package__}._{isa}"))
+    if wish is not None:
+        return Kernels(
+            there,
+            used,
+            f"{VARIABLE}={wish} asks for them",
+            unset if any(not missing(isa) for isa in there[: there.index(used)]) else None,
+        )
+    better = list(NEEDS)[: list(NEEDS).index(used)]
+    if not better or platform.machine() not in ("x86_64", "AMD64"):
+        return Kernels(there, used, "the best there are")
+    if absent := [isa for isa in better if isa not in there and not missing(isa)]:
+        return Kernels(there, used, f"the compiler at install could not build {absent[0]}", _REBUILD)
+    return Kernels(there, used, f"for {better[-1]} the CPU lacks {', '.join(missing(better[-1]))}")
+
+
 @cache
 def _choose(wish: str | None) -> tuple[ModuleType | None, str | None]:
     """The module and why there is none, for a value of `ANYRIG_CPU_ISA`."""
     if wish is not None and wish not in CHOICES:
-        raise UsageError(f"{VARIABLE}={wish}", f"use one of {', '.join(CHOICES)}, or leave it unset for the best")
+        raise UsageError(
+            f"{VARIABLE}={wish} names no build of the CPU kernels",
+            f"use one of {', '.join(CHOICES)}, or leave it unset for the best",
+        )
     if wish == "none":
         return None, f"switched off by {VARIABLE}=none"
     there = built()
