@@ -24,8 +24,10 @@ from anyrig.models.rope import freeze_rope
 from anyrig.models.rows import Rows
 from anyrig.models.trace import Trace, attention_of
 
-# Relative error (root of mean square) of centred logits that is arithmetic rather than another model.
-TOLERANCE: dict[WeightKind, float] = {"float32": 1e-3, "bfloat16": 5e-2, "int8": 0.1, "int4": 0.3}
+# Relative error (root of mean square) of centred logits that is arithmetic rather than another model. Against bfloat16
+# modules, float32 arithmetic on the same weights is off by 0.04 (smollm2-135m, gemma3-270m), int8 weights by 0.08 and
+# 0.14, int4 ones in groups of 32 with a minimum by 0.22 and 0.64: tokens drawn at random are far from any text.
+TOLERANCE: dict[WeightKind, float] = {"float32": 1e-3, "bfloat16": 0.1, "int8": 0.3, "int4": 0.9}
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,8 @@ def check(spec: DecoderSpec, model: nn.Module, run: Callable[[list[int]], Any], 
     cosine, row = functional.cosine_similarity(got, expected, dim=-1).min(0)
     if not error <= tolerance:
         raise Unsupported(f"its logits in {spec.kind} differ from the module's by {error:.1e} (at most {tolerance})")
-    # One row can be worse than the mean of all, but not point elsewhere.
-    if not float(cosine) >= 1 - 4 * tolerance**2:
+    # One row can be worse than the mean of all (whose cosine is 1 - error^2 / 2), but not point elsewhere.
+    if not float(cosine) >= max(1 - 2 * tolerance**2, 0.2):
         raise Unsupported(f"its logits of token {int(row)} in {spec.kind} have a cosine of {float(cosine):.4f}")
     return error
 

@@ -1,0 +1,387 @@
+"""Prepared models: a decoder's description and packed weights in one file, mapped at the next start.
+
+`ANYRIG_HOME/prepared/<model>-<kind>-<hash of the key>.anyrig` is there whole or not at all:
+
+    magic, length of the header (uint64), SHA-256 of the header
+    header (JSON): key, description (`DecoderSpec.to_dict`), tensors {name: {dtype, shape, offset, bytes}}, bytes
+    tensors, each at a multiple of 4096 from the next such multiple after the header
+
+It is written through a shared mapping, so that packed weights never are memory of the process alone, and mapped
+read-only by all who run the model: replicas share its pages. Nothing here imports torch or Transformers.
+"""
+
+import errno
+import hashlib
+import json
+import logging
+import mmap
+import os
+import re
+import struct
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock, Timeout
+
+import anyrig
+from anyrig.core.decoder import DecoderSpec, WeightKind
+from anyrig.core.env import home
+from anyrig.models import cache, checkpoint
+
+log = logging.getLogger(__name__)
+
+MAGIC = b"ANYRIG01"
+ALIGN = 4096
+SUFFIX = ".anyrig"
+_PREFIX = struct.Struct("<8sQ32s")
+_LONGEST_HEADER = 256 << 20  # bytes; a broken length must not be read
+# What a disk, its owner or the file system may refuse; anything else is a bug.
+_REFUSED = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST),
+    *(errno.ENODEV, errno.EOPNOTSUPP, errno.EINVAL, errno.EIO, errno.ENOENT, errno.ENOMEM, errno.ENOLCK, errno.ENOSYS),
+}
+
+# packed_size(kind, rows, columns, group, minimum) -> bytes of a packed matrix.
+PackedSize = Callable[[WeightKind, int, int, int, bool], int]
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a prepared file was made from; another one is of no use.
+
+    Attributes:
+        model: as `anyrig models` shows it.
+        version: of the model's files (`ModelInfo.version`).
+        kind, group, minimum: how the matrices are packed (`DecoderSpec`).
+        layout: number of the native module's layout.
+        length: what the rope was frozen for, where its kind depends on the length; 0 otherwise.
+        anyrig: our version.
+    """
+
+    model: str
+    version: str
+    kind: WeightKind
+    group: int
+    minimum: bool
+    layout: int
+    length: int = 0
+    anyrig: str = anyrig.__version__
+
+    @property
+    def path(self) -> Path:
+        digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
+        return directory() / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', self.model).strip('.-')}-{self.kind}-{digest}{SUFFIX}"
+
+
+def key_of(
+    name: str,
+    path: Path,
+    max_model_len: int,
+    *,
+    kind: WeightKind,
+    layout: int,
+    group: int = 0,
+    minimum: bool = False,
+) -> Key:
+    """The key of a model directory (`locate.resolve`).
+
+    Raises:
+        ModelError: when the directory has no configuration.
+    """
+    info = checkpoint.read_info(path)
+    if "/" not in name and path.parent != cache.models_dir():
+        # Directories of users may bear the same name.
+        name = f"{name}-{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
+    length = max_model_len if _length_matters(checkpoint.read_config(path)) else 0
+    return Key(name, info.version, kind, group, minimum, layout, length)
+
+
+def _length_matters(config: dict[str, Any]) -> bool:
+    """Whether a kind of rope is named that `models/rope.py` freezes; there may be one per type of layer."""
+    for key, value in config.items():
+        if isinstance(value, dict) and _length_matters(value):
+            return True
+        if key in ("rope_type", "type") and isinstance(value, str) and ("dynamic" in value or value == "longrope"):
+            return True
+    return False
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A decoder ready to run; its arrays keep the mapping alive.
+
+    Attributes:
+        spec: the decoder.
+        matrices: packed, uint8, read-only.
+        vectors: float32, read-only.
+        path: the file; None when it is in this process' memory only.
+        bytes: of all tensors.
+    """
+
+    spec: DecoderSpec
+    matrices: dict[str, Bytes]
+    vectors: dict[str, Floats]
+    path: Path | None
+    bytes: int
+
+
+def directory() -> Path:
+    return home() / "prepared"
+
+
+def find(key: Key, *, quiet: bool = False) -> Prepared | None:
+    """The prepared file of this key, mapped; None when there is none, or when it is stale, cut short or foreign.
+
+    The latter is said in one line (unless `quiet`), and the file is then made anew by whoever asked.
+    """
+    try:
+        with key.path.open("rb") as file:
+            header, start = _read_header(file.fileno(), key.path)
+            if header["key"] != asdict(key):
+                raise ValueError("it was made from something else")
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        with suppress(OSError):
+            mapping.madvise(mmap.MADV_WILLNEED)
+        return _views(mapping, header, start, key.path)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        log.log(logging.DEBUG if quiet else logging.WARNING, "%s is made anew: %s", key.path, error)
+        return None
+
+
+@contextmanager
+def exclusive(key: Key, progress: Callable[[str], None] | None = None) -> Iterator[Prepared | None]:
+    """Be the only process that prepares this key: yields what another one has made meanwhile, or None: then `create`.
+
+    Call `find` first, which needs no lock. Where none can be had (a directory that may not be written), there is none.
+    """
+    lock: FileLock | None = None
+    try:
+        locks = directory() / ".locks"
+        locks.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(locks / f"{key.path.stem}.lock")
+        try:
+            lock.acquire(timeout=0.2)
+        except Timeout:
+            if progress:
+                progress(f"another process is preparing {key.model}: waiting for it")
+            lock.acquire()
+        # The lock is ours, so what lies here belongs to nobody.
+        for stale in directory().glob(f".new-{key.path.stem}-*"):
+            stale.unlink(missing_ok=True)
+    except (OSError, NotImplementedError) as error:
+        log.debug("no lock for %s: %s", key.path, error)
+    try:
+        yield find(key, quiet=True)
+    finally:
+        if lock is not None and lock.is_locked:
+            lock.release()
+
+
+class Writer:
+    """The file while it is filled (`create`).
+
+    Attributes:
+        in_memory: there is no file, because the disk or its owner said no.
+    """
+
+    def __init__(self, key: Key, spec: DecoderSpec, packed_size: PackedSize) -> None:
+        self.key = key
+        tensors, at = {}, 0
+        for name, (rows, columns) in spec.matrices().items():
+            size = packed_size(spec.kind, rows, columns, spec.group, spec.minimum)
+            tensors[name] = {"dtype": "packed", "shape": [rows, columns], "offset": at, "bytes": size}
+            at += -(-size // ALIGN) * ALIGN
+        for name, length in spec.vectors().items():
+            tensors[name] = {"dtype": "float32", "shape": [length], "offset": at, "bytes": 4 * length}
+            at += -(-4 * length // ALIGN) * ALIGN
+        self._header = {"key": asdict(key), "spec": spec.to_dict(), "tensors": tensors, "bytes": at}
+        text = json.dumps(self._header).encode()
+        self._start = _after(len(text))
+        self._new: Path | None = directory() / f".new-{key.path.stem}-{uuid.uuid4().hex[:8]}"
+        self._fd = -1
+        try:
+            self._mapping = self._map(self._start + at)
+            self._mapping[: _PREFIX.size] = _PREFIX.pack(MAGIC, len(text), hashlib.sha256(text).digest())
+            self._mapping[_PREFIX.size : _PREFIX.size + len(text)] = text
+        except OSError as error:
+            if error.errno not in _REFUSED:
+                raise
+            self._give_up(error)
+            self._mapping = mmap.mmap(-1, self._start + at)
+
+    @property
+    def in_memory(self) -> bool:
+        return self._new is None
+
+    def matrix(self, name: str) -> Bytes:
+        """Where the packed bytes of a matrix go, zero at first."""
+        entry = self._entry(name, "packed")
+        return np.frombuffer(self._mapping, np.uint8, entry["bytes"], self._start + entry["offset"])
+
+    def vector(self, name: str, values: Floats) -> None:
+        entry = self._entry(name, "float32")
+        if values.dtype != np.float32 or list(values.shape) != entry["shape"]:
+            raise ValueError(f"{name} is {values.dtype}{list(values.shape)} rather than float32{entry['shape']}")
+        np.frombuffer(self._mapping, np.float32, values.size, self._start + entry["offset"])[:] = values
+
+    def release(self, name: str) -> None:
+        """The matrix is packed: give its pages back. They stay in the system's cache until they are on the disk."""
+        if self.in_memory:
+            return
+        entry = self._entry(name, "packed")
+        start = (self._start + entry["offset"]) // mmap.PAGESIZE * mmap.PAGESIZE
+        with suppress(OSError):
+            self._mapping.madvise(mmap.MADV_DONTNEED, start, self._start + entry["offset"] + entry["bytes"] - start)
+
+    def commit(self) -> Prepared:
+        """Put the file in its place, whole and on the disk, and remove older ones of the same model and kind."""
+        if self._new is not None:
+            try:
+                os.fsync(self._fd)
+                self._new.replace(self.key.path)
+                self._new = None
+                with self.key.path.open("rb") as file:
+                    mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                _remove_others(self.key)
+                return _views(mapping, self._header, self._start, self.key.path)
+            except OSError as error:
+                self._give_up(error)
+        return _views(self._mapping, self._header, self._start, None)
+
+    def close(self) -> None:
+        """Remove what was not committed. The mapping goes when nobody looks at it any more."""
+        if self._new is not None:
+            self._new.unlink(missing_ok=True)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _map(self, size: int) -> mmap.mmap:
+        assert self._new is not None
+        directory().mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(self._new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        # All blocks now: writing to a mapped file on a full disk is a SIGBUS rather than an error.
+        os.posix_fallocate(self._fd, 0, size)
+        return mmap.mmap(self._fd, size)
+
+    def _give_up(self, error: OSError) -> None:
+        log.warning(
+            "%s is not kept for the next start, which will take as long as this one: %s",
+            self.key.path.name,
+            error.strerror or error,
+        )
+        with suppress(OSError):
+            self.close()
+        self._new = None
+
+    def _entry(self, name: str, dtype: str) -> dict[str, Any]:
+        entry: dict[str, Any] = self._header["tensors"][name]  # type: ignore[index]
+        if entry["dtype"] != dtype:
+            raise ValueError(f"{name} is {entry['dtype']}, not {dtype}")
+        return entry
+
+
+@contextmanager
+def create(key: Key, spec: DecoderSpec, packed_size: PackedSize) -> Iterator[Writer]:
+    """A file of this key to be filled and committed, under `exclusive`; without a commit nothing is left of it."""
+    writer = Writer(key, spec, packed_size)
+    try:
+        yield writer
+    finally:
+        writer.close()
+
+
+@dataclass(frozen=True)
+class PreparedFile:
+    """One file in `directory()`; `kind` is None for one that can't be read (its name stands for the model then)."""
+
+    model: str
+    kind: str | None
+    path: Path
+    bytes: int
+    key: dict[str, Any] | None = None
+
+
+def prepared_files() -> list[PreparedFile]:
+    """What is kept, by name of the file."""
+    found = []
+    for path in sorted(directory().glob(f"*{SUFFIX}")) if directory().is_dir() else []:
+        try:
+            size = path.stat().st_size
+            with path.open("rb") as file:
+                key = _read_header(file.fileno(), path)[0]["key"]
+            found.append(PreparedFile(str(key["model"]), str(key["kind"]), path, size, key))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, KeyError, TypeError):
+            found.append(PreparedFile(path.name, None, path, size))
+    return found
+
+
+def remove(file: PreparedFile) -> None:
+    """Delete one; who has mapped it keeps it.
+
+    Raises:
+        ModelError: when it may not be deleted.
+    """
+    with cache.writable(file.path):
+        file.path.unlink(missing_ok=True)
+
+
+def _remove_others(key: Key) -> None:
+    same = ("model", "kind", "group", "minimum")
+    for file in prepared_files():
+        if file.key is not None and file.path != key.path and all(file.key.get(n) == asdict(key)[n] for n in same):
+            with suppress(OSError):
+                file.path.unlink(missing_ok=True)
+
+
+def _read_header(fd: int, path: Path) -> tuple[dict[str, Any], int]:
+    """The header, and where the tensors start.
+
+    Raises:
+        ValueError: with what is wrong.
+    """
+    size = os.fstat(fd).st_size
+    prefix = os.pread(fd, _PREFIX.size, 0)
+    if len(prefix) < _PREFIX.size or prefix[: len(MAGIC)] != MAGIC:
+        raise ValueError("it is not a prepared model of this format")
+    _, length, digest = _PREFIX.unpack(prefix)
+    text = os.pread(fd, length, _PREFIX.size) if length <= min(size, _LONGEST_HEADER) else b""
+    if len(text) != length or hashlib.sha256(text).digest() != digest:
+        raise ValueError("its header is damaged")
+    header = json.loads(text)
+    start = _after(length)
+    if size != start + header["bytes"]:
+        raise ValueError(f"it has {size:,} bytes rather than {start + header['bytes']:,}")
+    return header, start
+
+
+def _views(mapping: mmap.mmap, header: dict[str, Any], start: int, path: Path | None) -> Prepared:
+    spec = DecoderSpec.from_dict(header["spec"])
+    matrices: dict[str, Bytes] = {}
+    vectors: dict[str, Floats] = {}
+    for name, entry in header["tensors"].items():
+        at, (length, *_) = start + entry["offset"], entry["shape"]
+        if entry["dtype"] == "packed":
+            matrices[name] = np.frombuffer(mapping, np.uint8, entry["bytes"], at)
+            matrices[name].flags.writeable = False
+        else:
+            vectors[name] = np.frombuffer(mapping, np.float32, length, at)
+            vectors[name].flags.writeable = False
+    if matrices.keys() != spec.matrices().keys() or vectors.keys() != spec.vectors().keys():
+        raise ValueError("its tensors are not those of its description")
+    return Prepared(spec, matrices, vectors, path, sum(e["bytes"] for e in header["tensors"].values()))
+
+
+def _after(header: int) -> int:
+    return -(-(_PREFIX.size + header) // ALIGN) * ALIGN
