@@ -1,0 +1,363 @@
+// Paged attention: prefill, decode and any mixture of them in one pass.
+//
+// Keys and values live in pages of `page_size` tokens, per KV head in the order that the dot products read:
+//
+//   bfloat16   keys  [dim / 2][page_size][2]     values  [page_size / 2][v_dim][2]
+//   float32    keys  [dim][page_size]            values  [page_size][v_dim]
+//
+// A step's keys and values are written first and read back from the pages, so that a token sees the same bits whether it
+// was computed now or earlier. A row (one query head of one token) walks over tiles of 64 positions at absolute places,
+// within splits of 512 positions that are computed each from nothing and merged from first to last. So its bits depend
+// neither on the other rows, nor on how the prompt was cut, nor on which thread took which split.
+// (Online softmax: Milakov and Gimelshein 2018; split keys: FlashDecoding, Dao et al. 2023.)
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "vec.h"
+
+namespace anyrig {
+
+constexpr int TILE = 64;          // positions of one tile; a multiple of the page size
+constexpr int SPLIT = 512;        // positions of one split
+constexpr int QUERY_ROWS = 32;    // rows of one work item, at most (more only for more heads per KV head)
+constexpr int MOST_ROWS_OF_ITEM = 128;  // so many query heads may share a KV head
+
+// What one layer asks for (core/spec.py LayerSpec).
+struct AttentionLayer {
+  int heads, kv_heads, dim, v_dim;
+  float scaling;
+  int window = 0;     // 0: none
+  float softcap = 0;  // 0: none
+  const float* sinks = nullptr;
+  int group() const { return heads / kv_heads; }
+};
+
+// Where a layer's pages are: page p of head h begins at base + p * page_stride + h * head_stride (bytes).
+struct Pages {
+  uint8_t* k = nullptr;
+  uint8_t* v = nullptr;
+  size_t page_stride = 0, head_stride = 0;
+  size_t v_page_stride = 0, v_head_stride = 0;
+  int page_size = 16;
+  bool half = true;  // bfloat16, else float32
+
+  uint8_t* key(int page, int head) const { return k + page * page_stride + head * head_stride; }
+  uint8_t* value(int page, int head) const { return v + page * v_page_stride + head * v_head_stride; }
+};
+
+// One sequence's part of the step: rows first .. first + length of the flat batch are its positions start ...
+struct Chunk {
+  int first, length, start;
+  const int32_t* table;
+};
+
+// A piece of work: tokens t0 .. t1 of a chunk against splits s0 .. s1, for one KV head (chosen when it is run).
+struct WorkItem {
+  int chunk, t0, t1, s0, s1;
+  int partial;  // first slot of its partial results, -1: it sees all its splits itself
+};
+
+// The step's work, planned once and shared by all layers with the same number of heads per KV head.
+struct AttentionPlan {
+  std::vector<Chunk> chunks;
+  std::vector<WorkItem> items;
+  std::vector<WorkItem> merges;  // items whose splits were dealt out, to be merged when all are done
+  int partials = 0;              // slots of partial results (per KV head)
+  int rows = 0;                  // most rows of an item
+
+  void build(int group, int kv_heads, int threads) {
+    items.clear(), merges.clear(), partials = 0, rows = 0;
+    const int tokens = std::max(1, QUERY_ROWS / group);
+    for (int c = 0; c < int(chunks.size()); ++c)
+      for (int t = 0; t < chunks[c].length; t += tokens) {
+        const int end = std::min(t + tokens, chunks[c].length);
+        items.push_back({c, t, end, 0, ceil_div(chunks[c].start + end, SPLIT), -1});
+        rows = std::max(rows, (end - t) * group);
+      }
+    if (int(items.size()) * kv_heads < 2 * threads) deal_splits();
+    // Long ones first: the threads finish together.
+    std::stable_sort(items.begin(), items.end(), [](auto& a, auto& b) { return work(a) > work(b); });
+  }
+
+ private:
+  static long work(const WorkItem& i) { return long(i.t1 - i.t0) * (i.s1 - i.s0); }
+
+  void deal_splits() {
+    std::vector<WorkItem> dealt;
+    for (WorkItem item : items) {
+      if (item.s1 <= 1) {
+        dealt.push_back(item);
+        continue;
+      }
+      item.partial = partials;
+      merges.push_back(item);
+      for (int s = 0; s < item.s1; ++s) dealt.push_back({item.chunk, item.t0, item.t1, s, s + 1, partials + s});
+      partials += item.s1;
+    }
+    items = std::move(dealt);
+  }
+};
+
+// Running softmax of `rows` rows: maximum, sum of exponentials, and weighted values [rows][v_dim].
+struct Partial {
+  float* top;
+  float* sum;
+  float* out;
+
+  static size_t floats(int rows, int v_dim) { return size_t(rows) * (2 + v_dim) + 32; }
+  static Partial at(float* memory, int rows) { return {memory, memory + rows, memory + round_up(2 * rows, LANES)}; }
+};
+
+// Scratch of one thread.
+struct AttentionScratch {
+  std::vector<float> memory;
+  float* scores;
+  uint8_t* weights;  // the exponentials in the values' dtype
+  Partial now, all;
+
+  void fit(int rows, int v_dim) {
+    const size_t tile = size_t(rows) * TILE + LANES;
+    memory.resize(2 * tile + 2 * Partial::floats(rows, v_dim) + 3 * LANES);
+    float* p = memory.data();
+    scores = p;
+    weights = reinterpret_cast<uint8_t*>(p + tile);
+    now = Partial::at(p + 2 * tile, rows);
+    all = Partial::at(p + 2 * tile + Partial::floats(rows, v_dim), rows);
+  }
+};
+
+// Writes one head's key [dim] and value [v_dim] of one position.
+inline void write_kv(const Pages& pages, const int32_t* table, int position, int head, const float* key, int dim,
+                     const float* value, int v_dim) {
+  const int p = pages.page_size, page = table[position / p], slot = position % p;
+  if (pages.half) {
+    auto* k = reinterpret_cast<uint16_t*>(pages.key(page, head)) + slot * 2;
+    for (int i = 0; i < dim; i += 2) {
+      k[i / 2 * p * 2] = to_bf16(key[i]);
+      k[i / 2 * p * 2 + 1] = to_bf16(key[i + 1]);
+    }
+    auto* v = reinterpret_cast<uint16_t*>(pages.value(page, head)) + slot / 2 * v_dim * 2 + slot % 2;
+    for (int i = 0; i < v_dim; ++i) v[i * 2] = to_bf16(value[i]);
+  } else {
+    auto* k = reinterpret_cast<float*>(pages.key(page, head)) + slot;
+    for (int i = 0; i < dim; ++i) k[i * p] = key[i];
+    std::memcpy(pages.value(page, head) + size_t(slot) * v_dim * 4, value, size_t(v_dim) * 4);
+  }
+}
+
+// Scores of MR rows with 16 positions: queries [dim] in the keys' dtype.
+template <int MR>
+ANYRIG_INLINE void scores_of(const Pages& pages, const uint8_t* key, const uint8_t* ahead, int dim,
+                             const uint8_t* const* queries, float* out) {
+  f32x16 acc[MR]{};
+  const size_t step = size_t(pages.page_size) * 4;
+  if (pages.half) {
+    for (int i = 0; i < dim / 2; ++i) {
+      const auto k = load<i32x16>(key + i * step);
+      __builtin_prefetch(ahead + i * step);
+#pragma GCC unroll 8
+      for (int r = 0; r < MR; ++r) acc[r] = dot_bf16(acc[r], k, load_i32(queries[r] + i * 4));
+    }
+  } else {
+    for (int i = 0; i < dim; ++i) {
+      const auto k = load<f32x16>(key + i * step);
+      __builtin_prefetch(ahead + i * step);
+#pragma GCC unroll 8
+      for (int r = 0; r < MR; ++r) acc[r] += k * reinterpret_cast<const float*>(queries[r])[i];
+    }
+  }
+  for (int r = 0; r < MR; ++r) store(out + r * TILE, acc[r]);
+}
+
+// out[r] = out[r] * decay[r] + weights[r] times the values of a tile, for MR rows and VEC * 16 dimensions.
+template <int MR, int VEC>
+ANYRIG_INLINE void add_values(const Pages& pages, const uint8_t* const* values, int count, int v_dim, int d,
+                              const uint8_t* weights, const float* decay, float* out) {
+  f32x16 acc[MR][VEC];
+  for (int r = 0; r < MR; ++r)
+    for (int j = 0; j < VEC; ++j) acc[r][j] = load<f32x16>(out + r * v_dim + d + j * LANES) * decay[r];
+  const int p = pages.page_size;
+  for (int page = 0; page * p < count; ++page) {
+    const int here = std::min(p, count - page * p);
+    if (pages.half) {
+      const uint8_t* v = values[page] + size_t(d) * 4;
+      for (int t = 0; t < here; t += 2, v += size_t(v_dim) * 4) {
+        i32x16 two[VEC];
+#pragma GCC unroll 4
+        for (int j = 0; j < VEC; ++j) two[j] = load<i32x16>(v + j * 64);
+#pragma GCC unroll 8
+        for (int r = 0; r < MR; ++r) {
+          const int32_t pair = load_i32(weights + (size_t(r) * TILE + page * p + t) * 2);
+#pragma GCC unroll 4
+          for (int j = 0; j < VEC; ++j) acc[r][j] = dot_bf16(acc[r][j], two[j], pair);
+        }
+      }
+    } else {
+      const uint8_t* v = values[page] + size_t(d) * 4;
+      for (int t = 0; t < here; ++t, v += size_t(v_dim) * 4)
+#pragma GCC unroll 8
+        for (int r = 0; r < MR; ++r) {
+          const float w = reinterpret_cast<const float*>(weights)[size_t(r) * TILE + page * p + t];
+#pragma GCC unroll 4
+          for (int j = 0; j < VEC; ++j) acc[r][j] += load<f32x16>(v + j * 64) * w;
+        }
+    }
+  }
+  for (int r = 0; r < MR; ++r)
+    for (int j = 0; j < VEC; ++j) store(out + r * v_dim + d + j * LANES, acc[r][j]);
+}
+
+template <int MR>
+void add_rows(const Pages& pages, const uint8_t* const* values, int count, int v_dim, const uint8_t* weights,
+              const float* decay, float* out) {
+  int d = 0;
+  for (; d + 4 * LANES <= v_dim; d += 4 * LANES) add_values<MR, 4>(pages, values, count, v_dim, d, weights, decay, out);
+  for (; d < v_dim; d += LANES) add_values<MR, 1>(pages, values, count, v_dim, d, weights, decay, out);
+}
+
+// The softmax of one row over one split, begun by the caller.
+class AttentionItem {
+ public:
+  AttentionItem(const AttentionLayer& layer, const Pages& pages, const AttentionPlan& plan, const WorkItem& item,
+                int head, const uint8_t* queries, AttentionScratch& scratch)
+      : layer_(layer), pages_(pages), chunk_(plan.chunks[item.chunk]), item_(item), head_(head), scratch_(scratch),
+        rows_((item.t1 - item.t0) * layer.group()), last_(chunk_.start + item.t1 - 1), element_(pages.half ? 2 : 4) {
+    // Row (t, g) is query head head * group + g of token t; queries are [tokens][heads][dim].
+    for (int r = 0; r < rows_; ++r) {
+      const size_t token = chunk_.first + item.t0 + r / layer.group();
+      const size_t query = token * layer.heads + head * layer.group() + r % layer.group();
+      query_[r] = queries + query * layer.dim * element_;
+      position_[r] = chunk_.start + item.t0 + r / layer.group();
+    }
+  }
+
+  // All splits of the item, merged; the result is in scratch.all.
+  void run() {
+    for (int s = item_.s0; s < item_.s1; ++s) {
+      const Partial& into = s == item_.s0 ? scratch_.all : scratch_.now;
+      split(s, into);
+      if (s > item_.s0) merge(scratch_.all, scratch_.now, rows_, layer_.v_dim);
+    }
+  }
+
+  void split(int s, const Partial& into) {
+    std::fill(into.top, into.top + rows_, -INF);
+    std::fill(into.sum, into.sum + rows_, 0.0f);
+    std::fill(into.out, into.out + size_t(rows_) * layer_.v_dim, 0.0f);
+    const int seen = last_ + 1;
+    const int oldest = layer_.window ? std::max(0, position_[0] - layer_.window + 1) : 0;
+    const int end = std::min((s + 1) * SPLIT, seen);
+    for (int at = std::max(s * SPLIT, oldest / TILE * TILE); at < end; at += TILE)
+      tile(at, std::min(TILE, seen - at), into);
+  }
+
+  // a = a with b added, for every row; a row of b that saw nothing leaves a as it is.
+  static void merge(const Partial& a, const Partial& b, int rows, int v_dim) {
+    for (int r = 0; r < rows; ++r) {
+      if (b.sum[r] == 0) continue;
+      const float top = std::max(a.top[r], b.top[r]);
+      const float left = a.sum[r] == 0 ? 0 : exp_of(a.top[r] - top), right = exp_of(b.top[r] - top);
+      a.top[r] = top;
+      a.sum[r] = a.sum[r] * left + b.sum[r] * right;
+      for (int d = 0; d < v_dim; d += LANES)
+        store(a.out + r * v_dim + d,
+              load<f32x16>(a.out + r * v_dim + d) * left + load<f32x16>(b.out + r * v_dim + d) * right);
+    }
+  }
+
+  // The row's attention [v_dim] in place of its weighted values.
+  static float* finish(const AttentionLayer& layer, const Partial& all, int r, int query_head) {
+    float sum = all.sum[r], scale = 1;
+    if (layer.sinks) {
+      const float sink = layer.sinks[query_head], top = std::max(all.top[r], sink);
+      scale = exp_of(all.top[r] - top);
+      sum = sum * scale + exp_of(sink - top);
+    }
+    float* out = all.out + size_t(r) * layer.v_dim;
+    const float inverse = sum > 0 ? scale / sum : 0;
+    for (int d = 0; d < layer.v_dim; d += LANES) store(out + d, load<f32x16>(out + d) * inverse);
+    return out;
+  }
+
+  int rows() const { return rows_; }
+
+ private:
+  static float exp_of(float x) { return exp(splat(x))[0]; }
+
+  void tile(int at, int count, const Partial& into) {
+    const int p = pages_.page_size, dim = layer_.dim;
+    // Values are read in pairs of positions, scores in sixteens: whatever lies beyond `count` gets weight 0.
+    const uint8_t* values[TILE / LANES];
+    for (int i = 0; i * p < count; ++i) values[i] = pages_.value(chunk_.table[at / p + i], head_);
+    for (int column = 0; column < count; column += LANES) {
+      const size_t inside = size_t((at + column) % p) * 4;
+      const uint8_t* key = pages_.key(chunk_.table[(at + column) / p], head_) + inside;
+      const uint8_t* ahead = pages_.key(chunk_.table[std::min(at + TILE + column, last_) / p], head_) + inside;
+      for (int r = 0; r < rows_; r += 4) {
+        float* out = scratch_.scores + size_t(r) * TILE + column;
+        switch (std::min(4, rows_ - r)) {
+          case 4: scores_of<4>(pages_, key, ahead, dim, &query_[r], out); break;
+          case 3: scores_of<3>(pages_, key, ahead, dim, &query_[r], out); break;
+          case 2: scores_of<2>(pages_, key, ahead, dim, &query_[r], out); break;
+          case 1: scores_of<1>(pages_, key, ahead, dim, &query_[r], out); break;
+        }
+      }
+    }
+    for (int r = 0; r < rows_; ++r) softmax(at, count, r, into);
+    for (int r = 0; r < rows_; r += 4) {
+      const uint8_t* w = scratch_.weights + size_t(r) * TILE * element_;
+      float* out = into.out + size_t(r) * layer_.v_dim;
+      switch (std::min(4, rows_ - r)) {
+        case 4: add_rows<4>(pages_, values, count, layer_.v_dim, w, decay_ + r, out); break;
+        case 3: add_rows<3>(pages_, values, count, layer_.v_dim, w, decay_ + r, out); break;
+        case 2: add_rows<2>(pages_, values, count, layer_.v_dim, w, decay_ + r, out); break;
+        case 1: add_rows<1>(pages_, values, count, layer_.v_dim, w, decay_ + r, out); break;
+      }
+    }
+  }
+
+  // Scores of row r -> weights; remembers by how much the sums so far shrink.
+  void softmax(int at, int count, int r, const Partial& into) {
+    float* scores = scratch_.scores + size_t(r) * TILE;
+    const int last = position_[r], first = layer_.window ? last - layer_.window + 1 : 0;
+    const int vectors = ceil_div(count, LANES);
+    f32x16 v[TILE / LANES], most = splat(-INF);
+    for (int j = 0; j < vectors; ++j) {
+      v[j] = load<f32x16>(scores + j * LANES) * layer_.scaling;
+      if (layer_.softcap != 0) v[j] = tanh(v[j] / layer_.softcap) * layer_.softcap;
+      const i32x16 position = lanes_from(at + j * LANES);
+      v[j] = select((position <= last) & (position >= first), v[j], splat(-INF));
+      most = max(most, v[j]);
+    }
+    const float top = std::max(into.top[r], reduce_max(most));
+    const float base = top == -INF ? 0 : top;
+    f32x16 sum{};
+    for (int j = 0; j < TILE / LANES; ++j) {
+      const f32x16 e = j < vectors ? select(v[j] == -INF, f32x16{}, exp(v[j] - base)) : f32x16{};
+      sum += e;
+      if (pages_.half)
+        store_bf16(scratch_.weights + (size_t(r) * TILE + j * LANES) * 2, e);
+      else
+        store(scratch_.weights + (size_t(r) * TILE + j * LANES) * 4, e);
+    }
+    decay_[r] = into.top[r] == -INF ? 0 : exp_of(into.top[r] - base);
+    into.sum[r] = into.sum[r] * decay_[r] + reduce_add(sum);
+    into.top[r] = top;
+  }
+
+  const AttentionLayer& layer_;
+  const Pages& pages_;
+  const Chunk& chunk_;
+  const WorkItem& item_;
+  const int head_;
+  AttentionScratch& scratch_;
+  const int rows_, last_;  // last_: position of the last row
+  const size_t element_;
+  float decay_[MOST_ROWS_OF_ITEM];
+  const uint8_t* query_[MOST_ROWS_OF_ITEM];
+  int position_[MOST_ROWS_OF_ITEM];  // ascending
+};
+
+}  // namespace anyrig

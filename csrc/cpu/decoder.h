@@ -1,0 +1,535 @@
+// A whole decoder in one call per step: embedding, layers, final norm, logits or the best tokens (core/decoder.py).
+//
+// All threads run the same function and meet at a barrier after each phase. The residual stream and everything between
+// two products is float32; only what enters a product or the pages is rounded.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+
+#include "attention.h"
+#include "linear.h"
+#include "pool.h"
+
+namespace anyrig {
+
+enum class Activation { silu, gelu, gelu_tanh };
+
+struct Rope {
+  std::vector<float> inv_freq;
+  float scaling = 1;
+  bool interleaved = false;
+};
+
+// Pointers belong to the caller and outlive the decoder; null where the layer has no such vector.
+struct Layer {
+  AttentionLayer attention;
+  int rope = -1;
+  int intermediate = 0;
+  Activation activation = Activation::silu;
+  float multiplier = 1;
+  Linear qkv, o, gate_up, down;
+  const float *attn_norm = nullptr, *mlp_norm = nullptr, *attn_out_norm = nullptr, *mlp_out_norm = nullptr;
+  const float *q_norm = nullptr, *k_norm = nullptr;
+  const float *qkv_bias = nullptr, *o_bias = nullptr, *gate_up_bias = nullptr, *down_bias = nullptr;
+  Pages pages;
+};
+
+// One step's ragged batch. Row r of the flat batch is token `tokens[r]`.
+struct Step {
+  int count = 0;
+  const int32_t* tokens = nullptr;
+  std::vector<Chunk> chunks;
+  int wanted = 0;                  // rows whose logits are asked for
+  const int32_t* rows = nullptr;   // [wanted]
+  float* logits = nullptr;         // [wanted][vocab], or null: only the best token of each row
+  int32_t* best = nullptr;         // [wanted]
+  float* best_logit = nullptr;     // [wanted], NaN where the row holds a NaN
+};
+
+// Memory that is kept from step to step and only ever grows.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { std::free(data_); }
+
+  uint8_t* fit(size_t bytes) {
+    if (bytes > size_) {
+      std::free(data_);
+      size_ = (bytes + bytes / 4 + 4095) / 4096 * 4096;
+      data_ = static_cast<uint8_t*>(std::aligned_alloc(4096, size_));
+      if (!data_) {
+        size_ = 0;
+        throw std::bad_alloc();
+      }
+      std::memset(data_, 0, size_);
+    }
+    return data_;
+  }
+  size_t size() const { return size_; }
+
+ private:
+  uint8_t* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// x / sqrt(mean(x^2) + eps) * weight, for one row. (RMSNorm: Zhang and Sennrich 2019.)
+ANYRIG_INLINE void rms_norm(const float* x, const float* weight, int n, float eps, float* out) {
+  f32x16 squares{};
+  int i = 0;
+  for (; i + LANES <= n; i += LANES) {
+    const auto v = load<f32x16>(x + i);
+    squares += v * v;
+  }
+  float sum = reduce_add(squares);
+  for (; i < n; ++i) sum += x[i] * x[i];
+  const float scale = 1.0f / std::sqrt(sum / float(n) + eps);
+  for (i = 0; i + LANES <= n; i += LANES) store(out + i, load<f32x16>(x + i) * scale * load<f32x16>(weight + i));
+  for (; i < n; ++i) out[i] = x[i] * scale * weight[i];
+}
+
+ANYRIG_INLINE f32x16 activate(Activation kind, f32x16 x) {
+  switch (kind) {
+    case Activation::silu: return x / (1.0f + exp(-x));
+    case Activation::gelu_tanh: return 0.5f * x * (1.0f + tanh(0.7978845608f * (x + 0.044715f * x * x * x)));
+    case Activation::gelu: {
+      for (int i = 0; i < LANES; ++i) x.set(i, 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678118f)));
+      return x;
+    }
+  }
+  return x;
+}
+
+ANYRIG_INLINE void rotate(float* x, const float* cos, const float* sin, int pairs, bool interleaved) {
+  if (interleaved) {
+    for (int i = 0; i < pairs; ++i) {
+      const float a = x[2 * i], b = x[2 * i + 1];
+      x[2 * i] = a * cos[i] - b * sin[i];
+      x[2 * i + 1] = b * cos[i] + a * sin[i];
+    }
+    return;
+  }
+  int i = 0;
+  for (; i + LANES <= pairs; i += LANES) {
+    const auto a = load<f32x16>(x + i), b = load<f32x16>(x + pairs + i);
+    const auto c = load<f32x16>(cos + i), s = load<f32x16>(sin + i);
+    store(x + i, a * c - b * s);
+    store(x + pairs + i, b * c + a * s);
+  }
+  for (; i < pairs; ++i) {
+    const float a = x[i], b = x[pairs + i];
+    x[i] = a * cos[i] - b * sin[i];
+    x[pairs + i] = b * cos[i] + a * sin[i];
+  }
+}
+
+// The best logit per lane so far, of one row.
+struct Best {
+  f32x16 value = splat(-INF);
+  i32x16 id{};
+  i32x16 nan{};
+
+  ANYRIG_INLINE void see(f32x16 v, int first, int n) {
+    const i32x16 lane = lanes_from(first);
+    const i32x16 real = lane < n;
+    nan |= (v != v) & real;
+    const i32x16 better = (v > value) & real;
+    value = select(better, v, value);
+    id = select(better, lane, id);
+  }
+
+  void add(const Best& other) {
+    for (int i = 0; i < LANES; ++i) {
+      const bool better = other.value[i] > value[i] || (other.value[i] == value[i] && other.id[i] < id[i]);
+      if (better) value.set(i, other.value[i]), id.set(i, other.id[i]);
+      nan.set(i, nan[i] | other.nan[i]);
+    }
+  }
+
+  void result(int32_t& best, float& logit) const {
+    int at = 0;
+    bool bad = false;
+    for (int i = 0; i < LANES; ++i) {
+      if (value[i] > value[at] || (value[i] == value[at] && id[i] < id[at])) at = i;
+      bad |= nan[i] != 0;
+    }
+    best = id[at];
+    logit = bad ? std::numeric_limits<float>::quiet_NaN() : value[at];
+  }
+};
+
+class Decoder {
+ public:
+  int vocab = 0, hidden = 0;
+  float eps = 1e-5f, embed_scale = 1, logit_scale = 1, final_softcap = 0;
+  Linear embed, head;
+  const float* final_norm = nullptr;
+  std::vector<Layer> layers;
+  std::vector<Rope> ropes;
+
+  explicit Decoder(std::shared_ptr<Pool> pool) : pool_(std::move(pool)), scratch_(pool_->size()) {}
+
+  int threads() const { return pool_->size(); }
+  size_t workspace_bytes() const { return memory_.size() + head_memory_.size(); }
+
+  void run(const Step& step) {
+    prepare(step);
+    const std::function<void(int)> work = [&](int thread) { compute(step, thread); };
+    pool_->run(work);
+    if (step.best && !step.logits) {
+      for (int r = 0; r < step.wanted; ++r) {
+        Best best;
+        for (auto& scratch : scratch_) best.add(scratch.best[r]);
+        best.result(step.best[r], step.best_logit[r]);
+      }
+    }
+  }
+
+ private:
+  struct Scratch {
+    Unpacked unpacked;
+    AttentionScratch attention;
+    std::vector<float> row;
+    std::vector<Best> best;
+  };
+
+  // Everything that a step allocates or plans, before the threads start.
+  void prepare(const Step& step) {
+    const int m = step.count;
+    int widest_qkv = 0, widest_q = 0, widest_o = 0, widest_mlp = 0, longest = hidden, partial = 0;
+    plans_.clear();
+    for (auto& layer : layers) {
+      const auto& a = layer.attention;
+      widest_qkv = std::max(widest_qkv, a.heads * a.dim + a.kv_heads * (a.dim + a.v_dim));
+      widest_q = std::max(widest_q, a.heads * a.dim);
+      widest_o = std::max(widest_o, a.heads * a.v_dim);
+      widest_mlp = std::max(widest_mlp, layer.down.k);
+      auto& plan = plan_of(a);
+      if (plan.chunks.empty()) {
+        plan.chunks = step.chunks;
+        plan.build(a.group(), a.kv_heads, threads());
+      }
+      partial = std::max(partial, int(plan.partials * a.kv_heads * Partial::floats(plan.rows, a.v_dim)));
+      for (auto& scratch : scratch_) scratch.attention.fit(std::max(plan.rows, 1), a.v_dim);
+    }
+    longest = std::max({longest, widest_qkv, widest_o, widest_mlp});
+    int pairs = 0;
+    for (auto& rope : ropes) pairs += int(rope.inv_freq.size());
+
+    const Kind kind = head.kind;
+    auto padded = [&](int k) { return round_up(k, 128); };
+    size_t size = 0;
+    auto reserve = [&](size_t bytes) {
+      const size_t at = size;
+      size += (bytes + 127) / 64 * 64;
+      return at;
+    };
+    const size_t x = reserve(size_t(m) * hidden * 4), y = reserve(size_t(m) * hidden * 4);
+    const size_t qkv = reserve(size_t(m) * widest_qkv * 4), q = reserve(size_t(m) * widest_q * 4);
+    const size_t a = reserve(size_t(m) * widest_o * 4), mlp = reserve(size_t(m) * widest_mlp * 4);
+    const size_t in = reserve(Rows::bytes(kind, m, padded(longest)));
+    const size_t angles = reserve(size_t(m) * pairs * 8), parts = reserve(size_t(partial) * 4);
+    const size_t owners = reserve(size_t(m) * 4);
+    uint8_t* base = memory_.fit(size);
+    x_ = reinterpret_cast<float*>(base + x), y_ = reinterpret_cast<float*>(base + y);
+    qkv_ = reinterpret_cast<float*>(base + qkv), q_ = base + q;
+    attention_ = reinterpret_cast<float*>(base + a), mlp_ = reinterpret_cast<float*>(base + mlp);
+    rows_ = base + in, angles_ = reinterpret_cast<float*>(base + angles);
+    partials_ = reinterpret_cast<float*>(base + parts), chunk_of_ = reinterpret_cast<int32_t*>(base + owners);
+    head_rows_ = head_memory_.fit(Rows::bytes(kind, step.wanted, head.padded_k()));
+    for (int c = 0; c < int(step.chunks.size()); ++c)
+      std::fill_n(chunk_of_ + step.chunks[c].first, step.chunks[c].length, c);
+    for (auto& scratch : scratch_) {
+      scratch.row.resize(std::max(longest, hidden) + LANES);
+      scratch.best.assign(step.wanted, Best{});
+    }
+    const size_t phases = layers.size() * PHASES + 1;
+    if (tickets_.size() != phases) tickets_ = std::vector<Tickets>(phases);
+    for (auto& tickets : tickets_) tickets.reset();
+  }
+
+  AttentionPlan& plan_of(const AttentionLayer& a) {
+    for (auto& [group, plan] : plans_)
+      if (group == a.group()) return *plan;
+    return *plans_.emplace_back(a.group(), std::make_unique<AttentionPlan>()).second;
+  }
+
+  // -------------------------------------------------------------------------------------------------- threads
+
+  // Rows of a phase are dealt evenly: each costs the same.
+  template <class Work>
+  void each_row(int m, int thread, Work&& work) {
+    for (int r = int(long(m) * thread / threads()), end = int(long(m) * (thread + 1) / threads()); r < end; ++r) work(r);
+  }
+
+  // Blocks of a product: taken in turns, or for few rows (where memory is the limit) one stretch for each thread.
+  template <class Done>
+  void multiply(const Linear& w, const Rows& a, int m, bool even, int phase, int thread, Done&& done) {
+    const int blocks = w.blocks(), n = threads();
+    if (m <= 2) {
+      const int share = round_up(ceil_div(blocks, n), even ? 2 : 1), first = std::min(blocks, share * thread);
+      return product(w, a, m, first, std::min(blocks, first + share), even, scratch_[thread].unpacked, done);
+    }
+    const int unit = even ? 4 : 6, size = std::max(unit, blocks / (n * 8) / unit * unit);
+    for (int first; (first = tickets_[phase].take() * size) < blocks;)
+      product(w, a, m, first, std::min(blocks, first + size), even, scratch_[thread].unpacked, done);
+  }
+
+  static constexpr int PHASES = 5;  // of a layer that deal out tickets
+
+  void compute(const Step& step, int thread) {
+    const int m = step.count;
+    each_row(m, thread, [&](int r) {
+      unpack_row(embed, step.tokens[r], x_ + size_t(r) * hidden);
+      if (embed_scale != 1)
+        for (int i = 0; i < hidden; ++i) x_[size_t(r) * hidden + i] *= embed_scale;
+      turn(step, r);
+    });
+    for (size_t i = 0; i < layers.size(); ++i) {
+      attention(step, layers[i], int(i) * PHASES, thread);
+      mlp(step, layers[i], int(i) * PHASES + 3, thread);
+    }
+    logits(step, int(layers.size()) * PHASES, thread);
+  }
+
+  // Sines and cosines of row r, for every rope: what Transformers computes in float32 too.
+  void turn(const Step& step, int r) {
+    const Chunk& chunk = step.chunks[chunk_of_[r]];
+    const auto position = float(chunk.start + r - chunk.first);
+    float* out = angles_;
+    for (auto& rope : ropes) {
+      const size_t n = rope.inv_freq.size();
+      float *cos = out + size_t(r) * 2 * n, *sin = cos + n;
+      for (size_t i = 0; i < n; ++i) {
+        const float angle = position * rope.inv_freq[i];
+        cos[i] = std::cos(angle) * rope.scaling;
+        sin[i] = std::sin(angle) * rope.scaling;
+      }
+      out += size_t(step.count) * 2 * n;
+    }
+  }
+
+  const float* angles(int rope, int m, int r) const {
+    const float* out = angles_;
+    for (int i = 0; i < rope; ++i) out += size_t(m) * 2 * ropes[i].inv_freq.size();
+    return out + size_t(r) * 2 * ropes[rope].inv_freq.size();
+  }
+
+  // rows_ = norm(x), once the row's own thread has computed it.
+  void norm(const Rows& into, int m, const float* weight, int thread) {
+    pool_->barrier();
+    float* row = scratch_[thread].row.data();
+    each_row(m, thread, [&](int r) {
+      rms_norm(x_ + size_t(r) * hidden, weight, hidden, eps, row);
+      into.put(r, 0, hidden, row);
+    });
+    pool_->barrier();
+  }
+
+  // x += multiplier * (w a + bias), with a norm in between where there is one.
+  void add_product(const Linear& w, const Rows& a, int m, const float* bias, const float* out_norm, float multiplier,
+                   int phase, int thread) {
+    float* into = out_norm ? y_ : x_;
+    multiply(w, a, m, false, phase, thread, [&](int row, int rows, int block, int blocks, const float* tile) {
+      for (int i = 0; i < rows; ++i)
+        for (int j = 0; j < blocks; ++j) {
+          const int n = (block + j) * LANES, width = std::min(LANES, hidden - n);
+          float* to = into + size_t(row + i) * hidden + n;
+          auto v = load<f32x16>(tile + (i * blocks + j) * LANES);
+          if (bias && width == LANES) v += load<f32x16>(bias + n);
+          if (width == LANES) {
+            store(to, out_norm ? v : load<f32x16>(to) + v * multiplier);
+          } else {
+            for (int c = 0; c < width; ++c) {
+              const float value = v[c] + (bias ? bias[n + c] : 0.0f);
+              to[c] = out_norm ? value : to[c] + value * multiplier;
+            }
+          }
+        }
+    });
+    if (!out_norm) return;
+    pool_->barrier();
+    float* row = scratch_[thread].row.data();
+    each_row(m, thread, [&](int r) {
+      rms_norm(y_ + size_t(r) * hidden, out_norm, hidden, eps, row);
+      for (int i = 0; i < hidden; ++i) x_[size_t(r) * hidden + i] += row[i] * multiplier;
+    });
+  }
+
+  void attention(const Step& step, const Layer& layer, int phase, int thread) {
+    const int m = step.count;
+    const auto& a = layer.attention;
+    const Rows in = Rows::at(rows_, layer.qkv, m);
+    norm(in, m, layer.attn_norm, thread);
+    const int width = layer.qkv.n;
+    multiply(layer.qkv, in, m, false, phase, thread, [&](int row, int rows, int block, int blocks, const float* tile) {
+      for (int i = 0; i < rows; ++i)
+        for (int j = 0; j < blocks; ++j) {
+          const int n = (block + j) * LANES;
+          auto v = load<f32x16>(tile + (i * blocks + j) * LANES);
+          float* to = qkv_ + size_t(row + i) * width + n;
+          if (n + LANES <= width) {
+            store(to, layer.qkv_bias ? v + load<f32x16>(layer.qkv_bias + n) : v);
+          } else {
+            for (int c = 0; n + c < width; ++c) to[c] = v[c] + (layer.qkv_bias ? layer.qkv_bias[n + c] : 0.0f);
+          }
+        }
+    });
+    pool_->barrier();
+    each_row(m, thread, [&](int r) { place(step, layer, r); });
+    pool_->barrier();
+    const Rows out = Rows::at(rows_, layer.o, m);
+    const bool whole = a.v_dim % K_UNIT == 0;  // a head's values fill units of the next product's input
+    attend(layer, out, whole, phase + 1, thread);
+    pool_->barrier();
+    if (!whole) {
+      each_row(m, thread, [&](int r) { out.put(r, 0, layer.o.k, attention_ + size_t(r) * layer.o.k); });
+      pool_->barrier();
+    }
+    add_product(layer.o, out, m, layer.o_bias, layer.attn_out_norm, layer.multiplier, phase + 2, thread);
+  }
+
+  // Head norms and rope; then keys and values go to their pages, queries to q_.
+  void place(const Step& step, const Layer& layer, int r) {
+    const auto& a = layer.attention;
+    const Chunk& chunk = step.chunks[chunk_of_[r]];
+    float* q = qkv_ + size_t(r) * layer.qkv.n;
+    float *k = q + a.heads * a.dim, *v = k + a.kv_heads * a.dim;
+    const float *cos = nullptr, *sin = nullptr;
+    int pairs = 0;
+    bool interleaved = false;
+    if (layer.rope >= 0) {
+      pairs = int(ropes[layer.rope].inv_freq.size()), interleaved = ropes[layer.rope].interleaved;
+      cos = angles(layer.rope, step.count, r), sin = cos + pairs;
+    }
+    for (int h = 0; h < a.heads + a.kv_heads; ++h) {
+      float* x = q + size_t(h) * a.dim;
+      const float* weight = h < a.heads ? layer.q_norm : layer.k_norm;
+      if (weight) rms_norm(x, weight, a.dim, eps, x);
+      if (cos) rotate(x, cos, sin, pairs, interleaved);
+    }
+    const size_t at = size_t(r) * a.heads * a.dim;
+    if (layer.pages.half) {
+      auto* out = reinterpret_cast<uint16_t*>(q_) + at;
+      int i = 0;
+      for (; i + LANES <= a.heads * a.dim; i += LANES) store_bf16(out + i, load<f32x16>(q + i));
+      for (; i < a.heads * a.dim; ++i) out[i] = to_bf16(q[i]);
+    } else {
+      std::memcpy(q_ + at * 4, q, size_t(a.heads) * a.dim * 4);
+    }
+    const int position = chunk.start + r - chunk.first;
+    for (int h = 0; h < a.kv_heads; ++h)
+      write_kv(layer.pages, chunk.table, position, h, k + size_t(h) * a.dim, a.dim, v + size_t(h) * a.v_dim, a.v_dim);
+  }
+
+  void attend(const Layer& layer, const Rows& out, bool whole, int phase, int thread) {
+    const auto& a = layer.attention;
+    AttentionPlan& plan = plan_of(a);
+    auto& scratch = scratch_[thread].attention;
+    const int tasks = int(plan.items.size()) * a.kv_heads;
+    auto deliver = [&](const WorkItem& item, int head, const Partial& all) {
+      for (int r = 0; r < (item.t1 - item.t0) * a.group(); ++r) {
+        const int query = head * a.group() + r % a.group(), row = plan.chunks[item.chunk].first + item.t0 + r / a.group();
+        const float* values = AttentionItem::finish(a, all, r, query);
+        if (whole)
+          out.put(row, query * a.v_dim, a.v_dim, values);
+        else
+          std::memcpy(attention_ + size_t(row) * layer.o.k + query * a.v_dim, values, size_t(a.v_dim) * 4);
+      }
+    };
+    const size_t slot = Partial::floats(plan.rows, a.v_dim);
+    for (int t; (t = tickets_[phase].take()) < tasks;) {
+      const WorkItem& item = plan.items[t / a.kv_heads];
+      const int head = t % a.kv_heads;
+      AttentionItem work(a, layer.pages, plan, item, head, q_, scratch);
+      if (item.partial < 0) {
+        work.run();
+        deliver(item, head, scratch.all);
+      } else {
+        work.split(item.s0, Partial::at(partials_ + (size_t(item.partial) * a.kv_heads + head) * slot, work.rows()));
+      }
+    }
+    if (plan.merges.empty()) return;
+    pool_->barrier();
+    for (int t = thread; t < int(plan.merges.size()) * a.kv_heads; t += threads()) {
+      const WorkItem& item = plan.merges[t / a.kv_heads];
+      const int head = t % a.kv_heads, rows = (item.t1 - item.t0) * a.group();
+      auto part = [&](int s) {
+        return Partial::at(partials_ + (size_t(item.partial + s) * a.kv_heads + head) * slot, rows);
+      };
+      for (int s = 1; s < item.s1; ++s) AttentionItem::merge(part(0), part(s), rows, a.v_dim);
+      deliver(item, head, part(0));
+    }
+  }
+
+  void mlp(const Step& step, const Layer& layer, int phase, int thread) {
+    const int m = step.count;
+    const Rows in = Rows::at(rows_, layer.gate_up, m);
+    norm(in, m, layer.mlp_norm, thread);
+    const int width = layer.down.k;
+    multiply(layer.gate_up, in, m, true, phase, thread, [&](int row, int rows, int block, int blocks, const float* tile) {
+      for (int i = 0; i < rows; ++i)
+        for (int j = 0; j < blocks; j += 2) {
+          const int n = (block + j) * LANES;
+          auto gate = load<f32x16>(tile + (i * blocks + j) * LANES);
+          auto up = load<f32x16>(tile + (i * blocks + j + 1) * LANES);
+          if (layer.gate_up_bias) {
+            gate += load<f32x16>(layer.gate_up_bias + n);
+            up += load<f32x16>(layer.gate_up_bias + n + LANES);
+          }
+          store(mlp_ + size_t(row + i) * width + n / 2, activate(layer.activation, gate) * up);
+        }
+    });
+    pool_->barrier();
+    const Rows out = Rows::at(rows_, layer.down, m);
+    each_row(m, thread, [&](int r) { out.put(r, 0, width, mlp_ + size_t(r) * width); });
+    pool_->barrier();
+    add_product(layer.down, out, m, layer.down_bias, layer.mlp_out_norm, layer.multiplier, phase + 1, thread);
+  }
+
+  void logits(const Step& step, int phase, int thread) {
+    if (step.wanted == 0) return;
+    pool_->barrier();
+    const Rows in = Rows::at(head_rows_, head, step.wanted);
+    float* row = scratch_[thread].row.data();
+    each_row(step.wanted, thread, [&](int i) {
+      rms_norm(x_ + size_t(step.rows[i]) * hidden, final_norm, hidden, eps, row);
+      in.put(i, 0, hidden, row);
+    });
+    pool_->barrier();
+    auto& best = scratch_[thread].best;
+    multiply(head, in, step.wanted, false, phase, thread, [&](int r, int rows, int block, int blocks, const float* tile) {
+      for (int i = 0; i < rows; ++i)
+        for (int j = 0; j < blocks; ++j) {
+          const int n = (block + j) * LANES;
+          auto v = load<f32x16>(tile + (i * blocks + j) * LANES);
+          if (!step.logits) {
+            best[r + i].see(v, n, vocab);
+            continue;
+          }
+          if (logit_scale != 1) v *= logit_scale;
+          if (final_softcap != 0) v = tanh(v / final_softcap) * final_softcap;
+          float* to = step.logits + size_t(r + i) * vocab + n;
+          if (n + LANES <= vocab)
+            store(to, v);
+          else
+            for (int c = 0; n + c < vocab; ++c) to[c] = v[c];
+        }
+    });
+  }
+
+  std::shared_ptr<Pool> pool_;
+  std::vector<Scratch> scratch_;
+  std::vector<Tickets> tickets_;
+  std::vector<std::pair<int, std::unique_ptr<AttentionPlan>>> plans_;
+  Buffer memory_, head_memory_;
+  float *x_ = nullptr, *y_ = nullptr, *qkv_ = nullptr, *attention_ = nullptr, *mlp_ = nullptr;
+  float *angles_ = nullptr, *partials_ = nullptr;
+  uint8_t *q_ = nullptr, *rows_ = nullptr, *head_rows_ = nullptr;
+  int32_t* chunk_of_ = nullptr;
+};
+
+}  // namespace anyrig
