@@ -144,8 +144,6 @@ def _read(model: Any, trace: Trace, kind: WeightKind, group: int, minimum: bool)
     if final is None or not same(rows(trace.call(outer[final]).input), stream):
         raise reader.no("the output layer", "is given something else than the norm of the last layer")
     sources["final_norm"] = reader.norm(outer[final], final)
-    if type(head) is not nn.Linear or head.bias is not None or head.weight.shape[1] != hidden:
-        raise reader.no("the output layer", "is not one matrix without a bias")
     tied = head.weight.data_ptr() == embed.weight.data_ptr()
     if head.weight.shape != embed.weight.shape:
         raise reader.no("the output layer", f"has {head.weight.shape[0]} rows, the embedding {embed.weight.shape[0]}")

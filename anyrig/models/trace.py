@@ -96,8 +96,9 @@ class Trace(Probe):
     @torch.inference_mode()
     def _run(self, model: Any, longest: int) -> None:
         head = model.get_output_embeddings()
-        if head is None:
-            raise Unsupported(f"{self.model_name}: {type(model).__name__} has no output layer")
+        if type(head) is not nn.Linear or head.bias is not None:
+            kind = type(head).__name__
+            raise Unsupported(f"{self.model_name}: the output layer ({kind}) is not one plain matrix without a bias")
         device, dtype = head.weight.device, head.weight.dtype
         vocab = model.get_input_embeddings().weight.shape[0]
         last = max(longest - 1, TOKENS)
