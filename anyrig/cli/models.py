@@ -1,4 +1,4 @@
-"""`anyrig models`: the known names and what is cached; `anyrig models rm NAME` deletes."""
+"""`anyrig models`: the known names, what is cached and what is prepared; `anyrig models rm NAME` deletes."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ def show(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="print a list of objects")] = False,
 ) -> None:
-    """List the known names and the models that are cached, with their sizes on disk."""
+    """List the known names, the models that are cached and what is prepared of them, with their sizes on disk."""
     if context.invoked_subcommand is not None:
         return
     rows = listing.list_models()
@@ -34,18 +34,22 @@ def show(
 @app.command("rm")
 def remove(
     name: Annotated[str, typer.Argument(metavar="NAME", help="as `anyrig models` shows it")],
+    prepared: Annotated[
+        bool, typer.Option("--prepared", help="only what is prepared of it; made anew at the next start")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
 ) -> int:
-    """Delete a model from the cache."""
-    found = listing.find_cached(name)
-    size = _megabytes(found.bytes or 0)
+    """Delete a model from the cache, and what is prepared of it."""
+    found = listing.find_cached(name, only_prepared=prepared)
+    size = _megabytes(sum(row.bytes or 0 for row in found))
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError(f"deleting {name} needs a yes, and there is nobody to ask", "give --yes")
-        if not typer.confirm(f"Delete {name} ({size}, {found.path})?", err=True):
+        if not typer.confirm(f"Delete {name} ({size}, {', '.join(str(row.path) for row in found)})?", err=True):
             console.note("nothing was deleted")
             return 1
-    listing.remove(found)
+    for row in found:
+        listing.remove(row)
     console.note(f"{name}: {size} freed")
     return 0
 

@@ -96,6 +96,7 @@ def key_of(
         ModelError: when the directory has no configuration.
     """
     info = checkpoint.read_info(path)
+    name, _, _ = name.partition("@")  # a revision of the hub shows in the version
     if "/" not in name and path.parent != cache.models_dir():
         # Directories of users may bear the same name.
         name = f"{name}-{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
@@ -327,14 +328,14 @@ def prepared_files() -> list[PreparedFile]:
     return found
 
 
-def remove(file: PreparedFile) -> None:
+def remove(path: Path) -> None:
     """Delete one; who has mapped it keeps it.
 
     Raises:
         ModelError: when it may not be deleted.
     """
-    with cache.writable(file.path):
-        file.path.unlink(missing_ok=True)
+    with cache.writable(path):
+        path.unlink(missing_ok=True)
 
 
 def _remove_others(key: Key) -> None:
