@@ -131,10 +131,10 @@ def _read(model: Any, trace: Trace, kind: WeightKind, group: int, minimum: bool)
         raise reader.no("the first layer", "is given more than scaled embeddings")
     layers = []
     sources: dict[str, Source] = {}
-    for i, (spec, block) in enumerate(zip(trace.specs, blocks, strict=True)):
+    for i, (attention, block) in enumerate(zip(trace.specs, blocks, strict=True)):
         if not same(rows(trace.call(block).input), stream):
-            raise reader.no(spec.name.rpartition(".")[0], "is not given what the layer before it returned")
-        layer, found = reader.read(spec, block, trace.attention[i])
+            raise reader.no(attention.name.rpartition(".")[0], "is not given what the layer before it returned")
+        layer, found = reader.read(attention, block, trace.attention[i])
         layers.append(layer)
         sources |= {f"layers.{i}.{name}": source for name, source in found.items()}
         stream = rows(trace.call(block).output)

@@ -191,11 +191,12 @@ class Writer:
     """The file while it is filled (`create`).
 
     Attributes:
+        spec: the decoder whose tensors it takes.
         in_memory: there is no file, because the disk or its owner said no.
     """
 
     def __init__(self, key: Key, spec: DecoderSpec, packed_size: PackedSize) -> None:
-        self.key = key
+        self.key, self.spec = key, spec
         tensors, at = {}, 0
         for name, (rows, columns) in spec.matrices().items():
             size = packed_size(spec.kind, rows, columns, spec.group, spec.minimum)

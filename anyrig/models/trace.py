@@ -55,6 +55,12 @@ class Trace(Probe):
         logits: what the model made of them.
     """
 
+    ids: torch.Tensor
+    positions: torch.Tensor
+    head: torch.Tensor
+    stand_in: torch.Tensor
+    logits: torch.Tensor
+
     def __init__(self, model: nn.Module, name: str, longest: int) -> None:
         super().__init__(model, name)
         if not getattr(model, "_supports_attention_backend", False):
@@ -121,7 +127,7 @@ class Trace(Probe):
                     use_cache=False,
                     logits_to_keep=TOKENS,
                 )
-            self.logits: torch.Tensor = out.logits[0]
+            self.logits = out.logits[0]
         finally:
             del head.forward
             for handle in handles:
