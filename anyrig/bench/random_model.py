@@ -17,10 +17,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from anyrig.core.errors import ModelError
-from anyrig.models import cache, checkpoint, load, locate
+from anyrig.models import cache, checkpoint, locate
 
 SHARD_BYTES = 2 << 30
 PIECE = 1 << 22  # weights drawn at once: 16 MiB as float32
@@ -94,6 +92,10 @@ def read_config(model: str) -> tuple[str, dict[str, Any], Path | None]:
 
 def _tensors(config: Mapping[str, Any]) -> tuple[dict[str, tuple[int, ...]], dict[str, float]]:
     """Names and shapes of what a checkpoint of this configuration holds, and the values of those that are constant."""
+    import torch
+
+    from anyrig.models import load
+
     with torch.device("meta"):
         model: Any = load.load_random(config, dtype=torch.bfloat16, device="meta")
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
@@ -129,6 +131,8 @@ def _write(
     seed: int,
     say: Progress,
 ) -> None:
+    import torch
+
     (to / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}, indent=2) + "\n")
     for name in _TOKENIZER:
         if (lender / name).is_file():

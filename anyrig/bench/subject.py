@@ -27,6 +27,7 @@ class Subject:
     Attributes:
         load_s: seconds from nothing to an engine that takes requests.
         kind: what its weights are: a dtype, int8 or int4.
+        weight_bytes: of all of them, as they are kept.
     """
 
     def __init__(
@@ -43,12 +44,16 @@ class Subject:
         self.model = label or model
         self.config = config
         self.device = pick_device(config.device)
-        dtype = pick_dtype(config.dtype, self.device)
-        self.kind = config.quantize if config.quantize != "none" else str(dtype).removeprefix("torch.")
         self.shape = cost.read_shape(locate.resolve(model).path)
         runner: Any = self.engine.runner
-        self.weight_bytes: int = getattr(runner, "weight_bytes", None) or self.shape.parameters * dtype.itemsize
-        self.kv_itemsize: int = dtype.itemsize
+        dtype = dtype_name(config, self.device)
+        self.kv_itemsize = cost.ITEMSIZE[dtype]
+        if (spec := getattr(runner, "spec", None)) is not None:  # the fused decoder decides for itself
+            self.kind, self.kv_itemsize = str(spec.kind), 2 if runner.half else 4
+        else:
+            self.kind = dtype if config.quantize == "none" else config.quantize
+        packed: int | None = getattr(runner, "weight_bytes", None)
+        self.weight_bytes = packed or self.shape.parameters * cost.ITEMSIZE[dtype]
 
     @property
     def threads(self) -> int:
@@ -85,6 +90,11 @@ class Subject:
             kv_itemsize=self.kv_itemsize,
         )
         return roofline.reached(*phases, seconds, sum(g for _, g in lengths), self.kind, ceilings)
+
+
+def dtype_name(config: EngineConfig, device: str) -> str:
+    """The dtype that the options mean on this machine."""
+    return str(pick_dtype(config.dtype, device)).removeprefix("torch.")
 
 
 def peak_rss_mb() -> int:

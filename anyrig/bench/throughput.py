@@ -9,12 +9,12 @@ from typing import Any
 from anyrig.bench import cost, roofline
 from anyrig.bench.ceilings import Ceilings
 from anyrig.bench.spread import spread
-from anyrig.bench.subject import Subject, peak_rss_mb
+from anyrig.bench.subject import Subject, dtype_name, peak_rss_mb
 from anyrig.bench.work import Work
 from anyrig.core.config import EngineConfig
 from anyrig.core.params import SamplingParams
-from anyrig.engine.runner import pick_device, pick_dtype
-from anyrig.models import checkpoint, load, locate
+from anyrig.engine.runner import pick_device
+from anyrig.models import checkpoint, locate
 from anyrig.models.tokenizer import Tokenizer
 
 
@@ -105,17 +105,20 @@ def measure_transformers(
     label: str | None = None,
 ) -> dict[str, Any]:
     """The same work through Transformers: one static batch, `generate` with sdpa attention, same dtype and threads."""
+    # Not at the top: our own engine may run without them, and its memory is measured.
     import torch
     import transformers
+
+    from anyrig.models import load
 
     start = time.perf_counter()
     files = locate.resolve(model)
     info = checkpoint.read_info(files.path)
     device = pick_device(config.device)
-    dtype = pick_dtype(config.dtype, device)
+    kind = dtype_name(config, device)
     if device == "cpu" and config.threads:
         torch.set_num_threads(config.threads)
-    loaded: Any = load.load(files.path, dtype=dtype, device=device, attn_implementation="sdpa")
+    loaded: Any = load.load(files.path, dtype=getattr(torch, kind), device=device, attn_implementation="sdpa")
     load_s = time.perf_counter() - start
     encode = Tokenizer.from_dir(files.path).encode if work.texts else None
 
@@ -141,15 +144,14 @@ def measure_transformers(
     generate(work.warm_up(), 99)
     passes = [generate(work, number) for number in range(repeats)]
     best = max(passes, key=lambda p: p.tokens_per_s)
-    kind = str(dtype).removeprefix("torch.")
     shape = cost.read_shape(files.path)
     phases = cost.phases(
         shape,
         best.lengths,
         prefill_steps=1,
         decode_steps=work.gen - 1,
-        weight_bytes=shape.parameters * dtype.itemsize,
-        kv_itemsize=dtype.itemsize,
+        weight_bytes=shape.parameters * cost.ITEMSIZE[kind],
+        kv_itemsize=cost.ITEMSIZE[kind],
     )
     return {
         "what": "throughput",
@@ -159,7 +161,7 @@ def measure_transformers(
         "variant": f"generate, sdpa, {kind}",
         "weights": kind,
         "parameters": shape.parameters,
-        "weight_mb": round(shape.parameters * dtype.itemsize / 1e6),
+        "weight_mb": round(shape.parameters * cost.ITEMSIZE[kind] / 1e6),
         "threads": torch.get_num_threads() if device == "cpu" else None,
         **figures(work, passes),
         "load_s": round(load_s, 2),

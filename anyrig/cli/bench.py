@@ -29,8 +29,8 @@ _Model = Annotated[
         metavar="MODEL", help="known name, hub id, directory or .gguf file; with --random-weights also a shape"
     ),
 ]
-_Prompt = Annotated[int, typer.Option("--prompt", min=1, help="tokens of each prompt, random ids")]
-_Gen = Annotated[int, typer.Option("--gen", min=1, help="tokens generated for each")]
+_Prompt = Annotated[int, typer.Option("--prompt", help="tokens of each prompt, random ids")]
+_Gen = Annotated[int, typer.Option("--gen", help="tokens generated for each")]
 _Prompts = Annotated[
     Path | None,
     typer.Option(
@@ -41,7 +41,7 @@ _Prompts = Annotated[
         show_default=False,
     ),
 ]
-_Repeats = Annotated[int, typer.Option("--repeats", min=1, help="passes after the warm-up")]
+_Repeats = Annotated[int, typer.Option("--repeats", help="passes after the warm-up")]
 _Random = Annotated[
     bool,
     typer.Option(
@@ -73,7 +73,7 @@ def throughput(
     settings: Settings,
     model: _Model,
     n: Annotated[
-        int | None, typer.Option("--n", min=1, help="requests, all at once [32, or one for each of --prompts]")
+        int | None, typer.Option("--n", help="requests, all at once [32, or one for each of --prompts]")
     ] = None,
     prompt: _Prompt = 128,
     gen: _Gen = 128,
@@ -87,10 +87,12 @@ def throughput(
     as_json: _Json = False,
     output: _Out = None,
 ) -> int:
-    """Generated tokens per second over the whole work, prefill included.
+    """Generated tokens per second.
 
-    The best pass counts; median and spread of all are beside it. Sampling is greedy, end tokens are ignored.
+    Over the whole work, prefill included. The best pass counts; median and spread of all are beside it. Sampling is
+    greedy, end tokens are ignored.
     """
+    _check(n=n, prompt=prompt, gen=gen, repeats=repeats)
     config = settings.build(EngineConfig)
     work = _work(n, prompt, gen, prompts)
     _check_output(output)
@@ -115,9 +117,9 @@ def latency(
     settings: Settings,
     model: _Model,
     n: Annotated[
-        int | None, typer.Option("--n", min=1, help="requests in all [4 times --concurrency, or one for each prompt]")
+        int | None, typer.Option("--n", help="requests in all [4 times --concurrency, or one for each prompt]")
     ] = None,
-    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="requests in flight")] = 1,
+    concurrency: Annotated[int, typer.Option("--concurrency", help="requests in flight")] = 1,
     prompt: _Prompt = 128,
     gen: _Gen = 64,
     prompts: _Prompts = None,
@@ -127,10 +129,12 @@ def latency(
     as_json: _Json = False,
     output: _Out = None,
 ) -> int:
-    """Time to the first token and between tokens, with others in flight.
+    """Time to the first token, and between tokens.
 
-    A closed loop: a request that ends is followed by the next one at once. Quantiles are over all passes.
+    A closed loop with others in flight: a request that ends is followed by the next one at once. Quantiles are over
+    all passes.
     """
+    _check(n=n, concurrency=concurrency, prompt=prompt, gen=gen, repeats=repeats)
     config = settings.build(EngineConfig)
     work = _work(n, prompt, gen, prompts, default=4 * concurrency)
     if concurrency > work.n:
@@ -162,11 +166,13 @@ def sweep(
     as_json: _Json = False,
     output: _Out = None,
 ) -> int:
-    """Throughput over batch sizes, with the model loaded once.
+    """Throughput over batch sizes.
 
-    Passes go through all sizes in turn. --plot draws tokens/s over the size, with the machine's ceilings as lines.
+    The model is loaded once, passes go through all sizes in turn. --plot draws tokens/s over the size, with the
+    machine's ceilings as lines.
     """
     sizes = _sizes(n)
+    _check(prompt=prompt, gen=gen, repeats=repeats)
     config = settings.build(EngineConfig)
     work = _work(max(sizes), prompt, gen, prompts)
     _check_output(output)
@@ -196,7 +202,10 @@ def compare(
     as_json: _Json = False,
     output: _Out = None,
 ) -> int:
-    """Ratios of everything that two results of the same work have in common; of sweeps, for every batch size."""
+    """Ratios of two results of the same work.
+
+    Of every measure that both have; of sweeps, for every batch size that both have.
+    """
     _check_output(output)
     from anyrig.bench import report
     from anyrig.bench.compare import compare as put_together
@@ -217,13 +226,22 @@ def compare(
 @bench.command()
 @configured(EngineConfig, skip=[f.name for f in fields(EngineConfig) if f.name not in ("threads", "device")])
 def ceilings(settings: Settings, as_json: _Json = False, output: _Out = None) -> int:
-    """The machine's own limits: reading memory, and matrix products in bfloat16, int8 and float32."""
+    """What the machine itself can do.
+
+    Reading memory, and matrix products in bfloat16, int8 and float32.
+    """
     config = settings.build(EngineConfig)
     _check_output(output)
     from anyrig.bench import report
 
     limits = _ceilings(config)
     return _finish({"what": "ceilings", **limits.to_dict()}, lambda _: report.ceilings(limits), as_json, output)
+
+
+def _check(**values: int | None) -> None:
+    for name, value in values.items():
+        if value is not None and value < 1:
+            raise UsageError(f"--{name} must be at least 1. Given: {value}")
 
 
 def _work(n: int | None, prompt: int, gen: int, file: Path | None, default: int = 32) -> "Work":

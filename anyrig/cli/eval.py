@@ -36,12 +36,12 @@ def perplexity(
             "--text", metavar="FILE", help="UTF-8 text [four chapters of The Time Machine]", show_default=False
         ),
     ] = None,
-    window: Annotated[int, typer.Option("--window", min=2, help="tokens that are seen together")] = 512,
+    window: Annotated[int, typer.Option("--window", help="tokens that are seen together")] = 512,
     stride: Annotated[
-        int | None, typer.Option("--stride", min=1, help="tokens from one window to the next [half a window]")
+        int | None, typer.Option("--stride", help="tokens from one window to the next [half a window]")
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", min=2, help="take only this many tokens of the text", show_default=False)
+        int | None, typer.Option("--limit", help="take only this many tokens of the text", show_default=False)
     ] = None,
     quantize: Annotated[
         str,
@@ -59,9 +59,12 @@ def perplexity(
 ) -> int:
     """Perplexity of a text, for one or several kinds of weights.
 
-    Windows overlap; each token counts once, in the first window that reaches it. 4 windows of 512 by 256 over 1,280
-    tokens: the first scores tokens 2-512, each other one its last 256.
+    Windows overlap, and each token counts once, in the first window that reaches it: with the defaults, all but the
+    first 512 have at least 256 tokens before them.
     """
+    for option, value, least in (("window", window, 2), ("stride", stride, 1), ("limit", limit, 2)):
+        if value is not None and value < least:
+            raise UsageError(f"--{option} must be at least {least}. Given: {value}")
     stride = stride or max(1, window // 2)
     if stride > window:
         raise UsageError(f"--stride ({stride}) must not exceed --window ({window})", "tokens between would be left out")

@@ -133,7 +133,7 @@ def test_different_work_is_not_compared(tiny: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (["throughput", "TINY", "--n", "0"], "--n"),
+        (["throughput", "TINY", "--n", "0"], "--n must be at least 1. Given: 0"),
         (["sweep", "TINY", "--n", "1,x"], "--n must be batch sizes of at least 1, separated by commas. Given: 1,x"),
         (["sweep", "TINY", "--plot", "a.pdf"], ".png or .svg. Given: a.pdf"),
         (["sweep", "TINY", "--plot", "nowhere/a.png"], "there is no directory nowhere"),

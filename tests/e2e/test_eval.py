@@ -103,6 +103,7 @@ def test_the_table_names_text_and_method(model: Path, capsys: pytest.CaptureFixt
     ("options", "message"),
     [
         (["--window", "256"], "--window must be below 256"),
+        (["--window", "1"], "--window must be at least 2. Given: 1"),
         (["--window", "64", "--stride", "65"], "--stride (65) must not exceed --window (64)"),
         (["--text", "none.txt"], "cannot read the text none.txt"),
         (["--quantize", "int3"], "--quantize knows no 'int3'"),
