@@ -29,8 +29,9 @@ test: check  ## all checks and tests (no GPU needed)
 	@$(BIN)/anyrig -q pull gemma3-270m > /dev/null
 	@$(BIN)/python -m pytest
 
-bench: setup  ## engine against Transformers' generate on the same work, in turn
+bench: setup  ## engine against Transformers' generate on the same work, in turn; perplexity of int8 and int4
 	@$(BIN)/python -m anyrig.bench.against_transformers
+	@$(BIN)/anyrig -q eval perplexity smollm2-135m --quantize all
 
 clean:  ## remove the environment and what tools left behind (models stay in the cache)
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
