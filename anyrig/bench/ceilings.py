@@ -11,7 +11,9 @@ from anyrig.ops.cpu import native
 # Rows, columns and depth of the product: large enough for its peak, small enough to take a fraction of a second.
 GEMM = (512, 2048, 2048)
 READ_BYTES = 512 << 20  # far above any cache
-_TRIES = 5  # the best one counts: nothing makes a machine look faster than it is
+# The best try counts: nothing makes a machine look faster than it is, and much makes it look slower.
+TRY_FOR = 0.5  # seconds for each ceiling, and at least this many tries:
+_TRIES = 3
 _KINDS = ("bfloat16", "int8", "float32")
 
 
@@ -66,11 +68,11 @@ def _by_native(kernels: Any, threads: int) -> Ceilings:
 
     def gemm(kind: str) -> float | None:
         try:
-            return round(max(float(kernels.measure_gemm(kind, *GEMM, threads)) for _ in range(_TRIES)), 1)
+            return round(max(_tries(lambda: float(kernels.measure_gemm(kind, *GEMM, threads)))), 1)
         except (ValueError, RuntimeError):  # a type that this processor's build has no kernel for
             return None
 
-    read = max(float(kernels.measure_read(size, threads)) for _ in range(_TRIES))
+    read = max(_tries(lambda: float(kernels.measure_read(size, threads))))
     kinds = {f"{kind}_gflop_s": gemm(kind) for kind in _KINDS}
     return Ceilings(round(read, 1), **kinds, threads=threads, method="native")
 
@@ -127,4 +129,14 @@ def _best(run: Callable[[], Any], device: str) -> float:
         return time.perf_counter() - begin
 
     with torch.inference_mode():
-        return min([timed() for _ in range(_TRIES + 1)][1:])
+        timed()
+        return min(_tries(timed))
+
+
+def _tries(measure: Callable[[], float]) -> list[float]:
+    """What a measurement says, again and again for `TRY_FOR` seconds."""
+    found: list[float] = []
+    end = time.perf_counter() + TRY_FOR
+    while len(found) < _TRIES or time.perf_counter() < end:
+        found.append(measure())
+    return found

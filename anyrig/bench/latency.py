@@ -89,7 +89,7 @@ def result(
         "prompt": round(sum(p for p, _ in best.lengths) / work.n),
         "gen": work.gen,
         "load_s": round(subject.load_s, 2),
-        "e2e_s": round(best.e2e_s, 3),
+        "e2e_s": round(best.e2e_s, 4),
         "tokens_per_s": round(best.tokens_per_s, 1),
         "tokens_per_s_median": round(statistics.median(speeds), 1),
         "tokens_per_s_spread": round(spread(speeds), 3),

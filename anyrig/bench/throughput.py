@@ -83,7 +83,7 @@ def figures(work: Work, passes: Sequence[Pass]) -> dict[str, Any]:
         "n": work.n,
         "prompt": round(prompt_tokens / work.n),
         "gen": work.gen,
-        "e2e_s": round(best.e2e_s, 3),
+        "e2e_s": round(best.e2e_s, 4),
         "tokens_per_s": round(best.tokens_per_s, 1),
         "tokens_per_s_median": round(statistics.median(speeds), 1),
         "tokens_per_s_spread": round(spread(speeds), 3),

@@ -203,6 +203,7 @@ def test_ceilings_say_something_without_our_kernels(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(ceilings, "native_module", lambda: None)
     monkeypatch.setattr(ceilings, "READ_BYTES", 1 << 22)
     monkeypatch.setattr(ceilings, "GEMM", (64, 64, 64))
+    monkeypatch.setattr(ceilings, "TRY_FOR", 0.0)
     limits = ceilings.measure(threads=1)
     assert limits.memory_read_gb_s > 0
     assert limits.gemm("float32") and limits.gemm("bfloat16") == limits.gemm("float16")
@@ -214,6 +215,7 @@ def test_ceilings_say_something_without_our_kernels(monkeypatch: pytest.MonkeyPa
 def test_our_kernels_measure_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "READ_BYTES", 1 << 22)
     monkeypatch.setattr(ceilings, "GEMM", (64, 256, 256))
+    monkeypatch.setattr(ceilings, "TRY_FOR", 0.0)
     limits = ceilings.measure(threads=1)
     assert limits.method == "native"
     assert limits.memory_read_gb_s > 0
