@@ -69,12 +69,13 @@ def plot_sweep(result: Mapping[str, Any], file: Path) -> None:
     axes.set_xlabel("requests at once")
     axes.set_ylabel("generated tokens/s")
     bottom, top = axes.get_ylim()
-    axes.set_ylim(bottom / 1.5, top * 1.2)
+    axes.set_ylim(bottom / 2, top * 1.2)
     axes.yaxis.set_major_formatter(lambda value, _: _number(value))
     axes.legend(loc="best", frameon=False, fontsize=8)
     under = _under(result)
     if result.get("ceilings"):
-        under += f", ceilings by {result['ceilings']['method']}; %: share of both"
+        method = result["ceilings"]["method"]
+        under += f", ceilings of {'our kernels' if method == 'native' else method}; %: share of both"
     _head(figure, f"{result['model']}, {result.get('weights')}: throughput over batch size", under)
     _save(figure, file)
 
