@@ -12,8 +12,8 @@ help:  ## what can be made
 setup:  ## virtual environment with anyrig in it (.venv); TORCH_INDEX_URL picks a CUDA or ROCm torch
 	@VENV=$(VENV) scripts/setup.sh
 
-kernels:  ## compile the CPU kernels again, in seconds (SANITIZE=address,undefined: with sanitizers)
-	@VENV=$(VENV) SANITIZE=$(SANITIZE) scripts/setup.sh kernels
+kernels:  ## compile the CPU kernels again (ISA=avx512: one of them; SANITIZE=address,undefined: with sanitizers)
+	@VENV=$(VENV) ISA=$(ISA) SANITIZE=$(SANITIZE) scripts/setup.sh kernels
 
 demo: setup  ## label real text with the default model, and show how good and how fast that was
 	@$(BIN)/python examples/demo.py

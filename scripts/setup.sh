@@ -8,6 +8,7 @@
 #   CXX               C++ compiler for the CPU kernels; without one they are left out
 #
 # `scripts/setup.sh kernels` (make kernels) compiles the CPU kernels only, in seconds, and shows what the compiler says.
+# ISA=avx512 compiles one of the modules only: the others stay as they were until the next make setup.
 # SANITIZE=address,undefined compiles them with these sanitizers, in a folder of their own; the next build undoes it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -46,14 +47,15 @@ compile_kernels() {
     editable --verbose --no-deps -e . && [ -d "$(place)" ]
     return
   fi
-  PATH=$path cmake --build "$folder" && PATH=$path cmake --install "$folder" --prefix "$(place)/../../.." >/dev/null
+  PATH=$path cmake --build "$folder" ${ISA:+--target "_$ISA"} || return 1
+  PATH=$path cmake --install "$folder" ${ISA:+--component "$ISA"} --prefix "$(place)/../../.." >/dev/null
 }
 
 if [ "${1:-}" = kernels ]; then
   [ -x "$bin/python" ] || die "there is no $venv yet: run make setup"
   [ -n "$compiler" ] || die "$no_compiler"
   compile_kernels || die "the kernels could not be compiled"
-  if [ -n "${SANITIZE:-}" ]; then kernels=sanitized; fi
+  if [ -n "${SANITIZE:-}${ISA:-}" ]; then kernels="SANITIZE=${SANITIZE:-} ISA=${ISA:-}"; fi # not what `setup` wants
   printf '%s' "$kernels" > "$venv/.anyrig-kernels"
   exit 0
 fi
