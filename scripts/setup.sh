@@ -33,21 +33,22 @@ build="$venv/kernels" # pip compiles there too, so that later only what changed 
 pip() { "$bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
 editable() { pip install --no-build-isolation --config-settings "build-dir=$build" "$@"; }
 place() { printf '%s/anyrig/ops/cpu' "$("$bin/python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')"; }
+there() { compgen -G "$(place)/_*.so" >/dev/null; }
 no_compiler="no C++ compiler (Debian: apt-get install g++; Fedora: dnf install gcc-c++)"
 
 compile_kernels() {
-  local folder=$build path
+  local folder=$build found=true path
   path="$(cd "$bin" && pwd):$PATH" # cmake and ninja come from PyPI where the machine has none
-  if [ -n "${SANITIZE:-}" ]; then
-    folder="$build-sanitized"
-    PATH=$path cmake -G Ninja -S . -B "$folder" -DCMAKE_BUILD_TYPE=Release "-DANYRIG_SANITIZE=$SANITIZE" \
-      "-DPython_EXECUTABLE=${path%%:*}/python" "-Dnanobind_DIR=$("$bin/python" -m nanobind --cmake_dir)" >/dev/null
-  elif [ ! -e "$folder/build.ninja" ] || [ ! -d "$(place)" ]; then
-    # The installation was made without kernels and does not look for any: make it anew.
-    editable --verbose --no-deps -e . && [ -d "$(place)" ]
-    return
+  there || found=false
+  if [ -n "${SANITIZE:-}" ]; then folder="$build-sanitized"; fi
+  [ -e "$folder/build.ninja" ] || rm -rf "$folder" # nothing is learnt from a failed try
+  if [ ! -d "$folder" ] || [ -n "${SANITIZE:-}" ]; then
+    PATH=$path cmake -G Ninja -S . -B "$folder" -DCMAKE_BUILD_TYPE=Release "-DANYRIG_SANITIZE=${SANITIZE:-}" \
+      "-DPython_EXECUTABLE=${path%%:*}/python" "-Dnanobind_DIR=$("$bin/python" -m nanobind --cmake_dir)" || return 1
   fi
   PATH=$path cmake --build "$folder" ${ISA:+--target "_$ISA"} || return 1
+  # An installation that was made without kernels does not look for any: make it anew.
+  if [ $found = false ]; then editable --no-deps -e . && there || return 1; fi
   PATH=$path cmake --install "$folder" ${ISA:+--component "$ISA"} --prefix "$(place)/../../.." >/dev/null
 }
 
@@ -67,7 +68,7 @@ if [ -x "$venv/bin/python" ] && [ "$(cat "$venv/.anyrig-setup" 2>/dev/null)" = "
     compile_kernels || die "the kernels could not be compiled"
   else
     say "removing the CPU kernels, which changed: $no_compiler"
-    rm -f "$(place)"/_*.so
+    editable --no-deps -e .
   fi
   printf '%s' "$kernels" > "$venv/.anyrig-kernels"
   exit 0
@@ -119,7 +120,7 @@ pip install -c "$constraints" scikit-build-core nanobind
 asked=$("$bin/python" -c 'from scikit_build_core.build import get_requires_for_build_editable as ask; print(*ask({}))')
 [ -z "$asked" ] || pip install $asked # shellcheck disable=SC2086
 editable -c "$constraints" -e '.[dev]'
-if [ ! -d "$(place)" ]; then
+if ! there; then
   if [ -n "$compiler" ]; then
     say "WITHOUT the CPU kernels: $compiler could not compile them (make kernels shows why); plain torch is used"
   else
