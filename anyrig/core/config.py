@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 from anyrig.core.errors import UsageError
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
-Quantize = Literal["none"]
+Quantize = Literal["none", "int8", "int4"]
 
 
 def option(help: str, default: Any = None, **extra: Any) -> Any:
@@ -24,12 +24,15 @@ class EngineConfig:
     """
 
     dtype: DType = option("arithmetic; auto: bfloat16 where the hardware computes in it, else float32", "auto")
-    quantize: Quantize = option("weights: none", "none")
+    quantize: Quantize = option(
+        "weights on a CPU, with int8 activations: int8 (a scale per output), int4 (groups of 32 with a minimum)", "none"
+    )
     device: str = option("auto, cpu, cuda or cuda:N (ROCm too)", "auto")
     max_model_len: int | None = option("longest prompt plus output, in tokens; unset: what the model allows")
     kv_cache_memory: str | int | None = option(
         "memory for keys and values, such as 512MB or 4GiB; unset: sized from what the machine has", metavar="SIZE"
     )
+    kv_cache_pinned: bool = option("take the memory for keys and values at the start rather than as it is used", False)
     max_num_seqs: int = option("most requests that run at once", 256)
     max_batch_tokens: int = option("most tokens of one step, prompts and outputs together", 2048)
     max_chunk_tokens: int = option("most tokens of one prompt in one step", 512)

@@ -1,6 +1,7 @@
 """What the probe found out about a decoder, and what one step does: plain data shared by scheduler, models and ops."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +72,19 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         return sum(c.length for c in self.chunks)
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a step gives for the rows that its chunks ask for, in their order.
+
+    Attributes:
+        logits: `[R, vocab]`, a torch tensor of any floating dtype or a float32 numpy array; None when only the best
+            tokens were asked for.
+        best: id of the most likely token of each row; None when the runner hands out logits only.
+        best_logits: its logit, NaN where the row holds a NaN.
+    """
+
+    logits: Any = None
+    best: list[int] | None = None
+    best_logits: list[float] | None = None

@@ -1,13 +1,19 @@
 """What a request wants done to the model's logits before sampling: bias, bans, penalties, grammar."""
 
+from __future__ import annotations
+
+import math
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from anyrig.core.errors import InvalidRequest
 from anyrig.core.params import SamplingParams
 from anyrig.engine.structured import Grammar
+
+if TYPE_CHECKING:  # imported where it is used: a prepared model that needs no adjustment starts without it
+    import torch
 
 
 def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
@@ -60,27 +66,33 @@ class Adjustment:
         if p.allowed_token_ids is not None:
             _keep_only(logits, _index(p.allowed_token_ids, logits))
         if p.banned_token_ids:
-            logits[_index(p.banned_token_ids, logits)] = -torch.inf
+            logits[_index(p.banned_token_ids, logits)] = -math.inf
         if self.grammar is not None:
             self._constrain(logits, self.grammar)
             ended = self.grammar.finished
         # A finished grammar leaves the end token only: `min_tokens` cannot be kept then.
         if len(output_ids) < p.min_tokens and not ended:
-            logits[_index(self.ends, logits)] = -torch.inf
+            logits[_index(self.ends, logits)] = -math.inf
         if p.logit_bias:
+            import torch
+
             at = _index(p.logit_bias, logits)
             logits[at] += torch.tensor(list(p.logit_bias.values()), dtype=logits.dtype, device=logits.device)
         if self.penalised:
             self._penalise(logits, output_ids)
 
     def _constrain(self, logits: torch.Tensor, grammar: Grammar) -> None:
+        import torch
+
         few = grammar.allowed_if_few(len(logits))
         if few is not None:
             _keep_only(logits, torch.from_numpy(few).to(logits.device))
         else:
-            logits.masked_fill_(torch.from_numpy(~grammar.allowed(len(logits))).to(logits.device), -torch.inf)
+            logits.masked_fill_(torch.from_numpy(~grammar.allowed(len(logits))).to(logits.device), -math.inf)
 
     def _penalise(self, logits: torch.Tensor, output_ids: Sequence[int]) -> None:
+        import torch
+
         p = self.params
         self._count(output_ids)
         used = len(self._slots)
@@ -121,10 +133,12 @@ class Adjustment:
 
 def _index(ids: Iterable[int], logits: torch.Tensor) -> torch.Tensor:
     """Ids that the row has, as an index; end tokens of a tokenizer may lie beyond a model's logits."""
+    import torch
+
     return torch.tensor([i for i in ids if i < len(logits)], dtype=torch.int64, device=logits.device)
 
 
 def _keep_only(logits: torch.Tensor, at: torch.Tensor) -> None:
     saved = logits[at]
-    logits.fill_(-torch.inf)
+    logits.fill_(-math.inf)
     logits[at] = saved

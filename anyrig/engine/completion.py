@@ -6,7 +6,7 @@ from anyrig.core.outputs import CompletionOutput, FinishReason, Logprob, TokenLo
 from anyrig.core.params import SamplingParams
 from anyrig.core.sequence import Sequence
 from anyrig.engine.detokenizer import Detokenizer
-from anyrig.engine.sampler import Sampled, SampleRow
+from anyrig.engine.rows import Sampled, SampleRow
 from anyrig.engine.stop import StopChecker
 from anyrig.engine.structured import Grammar
 from anyrig.models.tokenizer import Tokenizer

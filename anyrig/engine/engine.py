@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from anyrig.core import sequence
 from anyrig.core.config import EngineConfig
 from anyrig.core.errors import InvalidRequest
 from anyrig.core.outputs import RequestOutput, Timing
 from anyrig.core.params import SamplingParams, generation_defaults
-from anyrig.core.spec import Chunk, StepPlan
+from anyrig.core.spec import Chunk, StepPlan, StepResult
 from anyrig.engine.adjust import check_token_ids
 from anyrig.engine.completion import Completion, decoded
+from anyrig.engine.picker import Picker
+from anyrig.engine.rows import Sampled
 from anyrig.engine.runner import Runner, make_runner
-from anyrig.engine.sampler import Sampled, Sampler
 from anyrig.engine.structured import GrammarCompiler
+from anyrig.hardware import cpu
 from anyrig.kv.pool import PagePool
 from anyrig.models import checkpoint, locate
 from anyrig.models.tokenizer import Tokenizer
@@ -96,7 +96,7 @@ class Engine:
             model_version=self.info.version,
             whole=not self.runner.chunked,
         )
-        self.sampler = Sampler(self.info.vocab_size, config.logprobs_mode)
+        self.picker = Picker(self.info.vocab_size, config.logprobs_mode, config.threads or cpu.read().cores)
         self.grammars = GrammarCompiler(self.tokenizer, self.info.vocab_size, self.info.eos_token_ids)
         self.stats = EngineStats()
         self._requests: dict[str, _Request] = {}
@@ -183,8 +183,7 @@ class Engine:
         plan = self.scheduler.plan()
         if not plan.chunks:
             return []
-        logits = self.runner.run(plan)
-        touched = self._take(plan, logits)
+        touched = self._take(plan, self.runner.run(plan, self._best_only(plan)))
         stats, scheduler = self.stats, self.scheduler
         stats.steps += 1
         stats.computed_tokens += plan.num_tokens
@@ -228,7 +227,17 @@ class Engine:
         """Seed of a request that brings none: a function of the engine's seed and of how many came before."""
         return sequence_seed(self.config.seed, self._next_seq)
 
-    def _take(self, plan: StepPlan, logits: torch.Tensor) -> list[_Request]:
+    def _best_only(self, plan: StepPlan) -> bool:
+        """Whether every row that the step computes is for the most likely token, and nothing else."""
+        for chunk in plan.chunks:
+            if chunk.rows:
+                completion = self._running[chunk.seq_id][1]
+                row = completion.row
+                if not row.plain or row.params.logprobs is not None or completion.sequence.row_from is not None:
+                    return False
+        return True
+
+    def _take(self, plan: StepPlan, result: StepResult) -> list[_Request]:
         """Give every sequence its new token; returns the requests that have one."""
         sampling: list[tuple[int, _Request, Completion]] = []  # row of logits
         row = 0
@@ -236,14 +245,13 @@ class Engine:
             request, completion = self._running[chunk.seq_id]
             seq = completion.sequence
             if seq.row_from is not None:
-                self._take_prompt_logprobs(request, completion, chunk, logits[row : row + chunk.rows])
+                self._take_prompt_logprobs(request, completion, chunk, result.logits[row : row + chunk.rows])
             row += chunk.rows
             if chunk.rows and chunk.start + chunk.length == len(seq.tokens):
                 sampling.append((row - 1, request, completion))
         self.scheduler.advance(plan)
         rows = [i for i, _, _ in sampling]
-        wanted = logits if len(rows) == len(logits) else logits[rows]
-        sampled = self.sampler.sample(wanted, [c.row for _, _, c in sampling]) if rows else []
+        sampled = self.picker.sample(result, rows, [c.row for _, _, c in sampling]) if rows else []
         touched: dict[str, _Request] = {}
         self._now = time.perf_counter()
         for (_, request, completion), token in zip(sampling, sampled, strict=True):
@@ -270,9 +278,7 @@ class Engine:
                 self.runner.scrub(own)
             self._finish(request, completion)
 
-    def _take_prompt_logprobs(
-        self, request: _Request, completion: Completion, chunk: Chunk, logits: torch.Tensor
-    ) -> None:
+    def _take_prompt_logprobs(self, request: _Request, completion: Completion, chunk: Chunk, logits: Any) -> None:
         """Rows of a prompt's chunk: row i of the sequence holds the log-probabilities of token i + 1."""
         if chunk.rows == 0:
             return  # computed again after a preemption: these were taken before
@@ -282,7 +288,7 @@ class Engine:
         first = chunk.start + chunk.length - chunk.rows
         targets = seq.tokens[first + 1 : min(chunk.start + chunk.length + 1, seq.num_prompt)]
         if targets:
-            scores = self.sampler.prompt_logprobs(logits[: len(targets)], targets, k)
+            scores = self.picker.prompt_logprobs(logits[: len(targets)], targets, k)
             got += [decoded(s, self.tokenizer) for s in scores]
         done = chunk.start + chunk.length
         seq.row_from = None if done >= seq.num_prompt else done

@@ -1,19 +1,26 @@
 """How much memory the keys and values get, and how many pages that is."""
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
+import logging
 import math
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from anyrig.core.config import EngineConfig, parse_size
 from anyrig.core.errors import OutOfMemory
 from anyrig.core.spec import LayerSpec
 from anyrig.hardware import memory
 from anyrig.ops.attention import KVPages
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger(__name__)
 
 SHARE_OF_FREE = 0.5  # of what is free on a CPU; on a GPU 0.9 of what the weights left
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
@@ -41,19 +48,21 @@ def own_layers(layers: Sequence[LayerSpec]) -> list[LayerSpec]:
 
 
 def size_kv(
-    layers: Sequence[LayerSpec], config: EngineConfig, max_model_len: int, dtype: torch.dtype, device: str
+    layers: Sequence[LayerSpec], config: EngineConfig, max_model_len: int, item_bytes: int, device: str
 ) -> KVSize:
-    """Decide the size from `kv_cache_memory`, or from what is free.
+    """Decide the size from `kv_cache_memory`, or from what is free. `item_bytes`: of one number of a key or value.
 
     Raises:
         OutOfMemory: when not even a short sequence fits.
     """
-    per_token = sum(layer.kv_heads * (layer.dim + layer.v_dim) for layer in own_layers(layers)) * dtype.itemsize
+    per_token = sum(layer.kv_heads * (layer.dim + layer.v_dim) for layer in own_layers(layers)) * item_bytes
     page_bytes = per_token * config.page_size
     pages_per_sequence = -(-max_model_len // config.page_size)
     if config.kv_cache_memory is not None:
         room = parse_size(config.kv_cache_memory, "kv_cache_memory")
     elif device.startswith("cuda"):
+        import torch
+
         room = int(torch.cuda.mem_get_info(device)[0] * 0.9)
     else:
         room = int(memory.available_bytes() * SHARE_OF_FREE)
@@ -67,6 +76,19 @@ def size_kv(
             "free memory, or set `kv_cache_memory` higher",
         )
     return KVSize(page_bytes, num_pages)
+
+
+def longest(size: KVSize, config: EngineConfig, max_model_len: int) -> int:
+    """The longest sequence that the pages hold; says so when it is less than `max_model_len`."""
+    held = (size.num_pages - 1) * config.page_size
+    if held < max_model_len:
+        log.warning(
+            "the KV cache holds %d tokens: max_model_len is %d instead of %d (`kv_cache_memory` sets its size)",
+            held,
+            held,
+            max_model_len,
+        )
+    return min(max_model_len, held)
 
 
 def allocate(
@@ -89,6 +111,8 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Ten
     They come from a mapping of their own, where the operating system hands out a zeroed page at the first write. Huge
     pages are refused: the first token of a sequence would have 2 MiB zeroed for every head of every layer.
     """
+    import torch
+
     if device != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)

@@ -1,79 +1,19 @@
 """From rows of logits to tokens: groups the rows by what they need and keeps the memory for it."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 
-from anyrig.core.params import SamplingParams
-from anyrig.engine.adjust import Adjustment
-from anyrig.engine.structured import Grammar
+from anyrig.engine.rows import NOT_FINITE, Sampled, SampleRow
 from anyrig.ops import registry
-from anyrig.ops.sample import BLOCK, Draw, SampleOp, TokenScores, uniform
+from anyrig.ops.sample import BLOCK, SampleOp, TokenScores
 
-# Below this the division would only make infinities: greedy, as in vLLM.
-_COLDEST = 1e-5
 # Rows are worked on in tiles of about this many bytes, which stay in a CPU's caches from one pass to the next.
 _TILE_BYTES = {"cpu": 4 << 20}
 _TILE_BYTES_ELSEWHERE = 256 << 20
 
-_NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
 _NOTHING_ALLOWED = "no token is allowed here: allowed, banned and grammar tokens exclude each other"
-
-
-@dataclass(slots=True)
-class SampleRow:
-    """One sequence to sample for. Made once per sequence and given again at every step: it keeps penalty counts.
-
-    Attributes:
-        params: checked by `check_token_ids` when the request came in.
-        prompt_ids: for the repetition penalty.
-        output_ids: tokens generated so far; the list that the caller appends to.
-        seed: of this sequence (`ops.sample.sequence_seed`); with the number of tokens so far it decides the draw.
-        grammar: advanced by the caller with each token.
-        eos_ids: end tokens, forbidden before `min_tokens`.
-    """
-
-    params: SamplingParams
-    prompt_ids: Sequence[int]
-    output_ids: list[int]
-    seed: int
-    grammar: Grammar | None = None
-    eos_ids: Sequence[int] = ()
-    adjustment: Adjustment | None = field(init=False, repr=False)
-    greedy: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        adjustment = Adjustment(self.params, self.prompt_ids, self.eos_ids, self.grammar)
-        self.adjustment = adjustment if adjustment.needed else None
-        self.greedy = self.params.temperature < _COLDEST
-
-    @property
-    def plain(self) -> bool:
-        """The most likely token, of the logits as they are."""
-        return self.greedy and self.adjustment is None
-
-    def draw(self) -> Draw:
-        p = self.params
-        return Draw(p.temperature, uniform(self.seed, len(self.output_ids)), p.min_p, p.top_k, p.top_p)
-
-
-@dataclass(slots=True)
-class Sampled:
-    """One sampled token.
-
-    Attributes:
-        token_id: -1 when there is an error.
-        logprob: of the token; None when not asked for.
-        logprobs: id -> (log-probability, rank), the sampled token first; None when not asked for.
-        error: why this row has no token.
-    """
-
-    token_id: int
-    logprob: float | None = None
-    logprobs: TokenScores | None = None
-    error: str | None = None
 
 
 class Sampler:
@@ -147,11 +87,11 @@ class Sampler:
             parts = []
         for ids, values in parts:
             for token, finite in zip(ids.tolist(), values.isfinite().tolist(), strict=True):
-                yield Sampled(token) if finite else Sampled(-1, error=_NOT_FINITE)
+                yield Sampled(token) if finite else Sampled(-1, error=NOT_FINITE)
 
     def _sample_tile(self, tile: torch.Tensor, rows: list[SampleRow]) -> list[Sampled]:
         """Sample rows that are sampled at random or adjusted; tile [R, W] is overwritten."""
-        results = [Sampled(-1, error=None if ok else _NOT_FINITE) for ok in tile.amax(-1).isfinite().tolist()]
+        results = [Sampled(-1, error=None if ok else NOT_FINITE) for ok in tile.amax(-1).isfinite().tolist()]
         for z, row, result in zip(tile, rows, results, strict=True):
             if row.adjustment is not None and result.error is None:
                 row.adjustment.apply(z[: self.vocab_size], row.output_ids)

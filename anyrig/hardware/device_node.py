@@ -40,6 +40,15 @@ def probe(path: str, root: Path = Path("/")) -> DeviceNode:
     return DeviceNode(path, state, gid, group_name(gid, root))
 
 
+#: Device files without which no driver of AMD, NVIDIA or WSL offers a GPU.
+GPU_NODES = ("/dev/kfd", "/dev/nvidiactl", "/dev/dxg")
+
+
+def gpu_nodes(root: Path = Path("/")) -> list[str]:
+    """Those of `GPU_NODES` that are here: with none of them there is no need to ask torch for a GPU."""
+    return [path for path in GPU_NODES if sysfs.below(root, path).exists()]
+
+
 def group_name(gid: int, root: Path = Path("/")) -> str | None:
     """The group's name in ``/etc/group`` below ``root``."""
     for line in (sysfs.text(sysfs.below(root, "/etc/group")) or "").splitlines():

@@ -120,6 +120,16 @@ def weight_files(path: Path) -> list[Path]:
     return files
 
 
+def stored_dtype(path: Path) -> str:
+    """The dtype that most of the weights are stored in, in safetensors' words: BF16, F16, F32, ..."""
+    bytes_of: dict[str, int] = {}
+    for file in weight_files(path):
+        for entry in read_header(file).values():
+            first, last = entry["data_offsets"]
+            bytes_of[entry["dtype"]] = bytes_of.get(entry["dtype"], 0) + last - first
+    return max(bytes_of, key=lambda dtype: bytes_of[dtype], default="F32")
+
+
 def read_header(file: Path) -> dict[str, dict[str, Any]]:
     """Tensors of a safetensors file: name -> {dtype, shape, data_offsets} (format: huggingface.co/docs/safetensors).
 

@@ -96,7 +96,7 @@ def check(spec: DecoderSpec, model: nn.Module, run: Callable[[list[int]], Any], 
     """
     vocab = spec.vocab_size
     ids = torch.randint(vocab, (tokens,), generator=torch.Generator().manual_seed(0))
-    device = next(model.parameters()).device
+    device, expected_dtype = next(model.parameters()).device, next(model.parameters()).dtype
     with attention_of(model, "eager"):
         out: Any = model(input_ids=ids[None].to(device), use_cache=False)
     expected = out.logits[0].float().cpu()
@@ -104,6 +104,8 @@ def check(spec: DecoderSpec, model: nn.Module, run: Callable[[list[int]], Any], 
     expected, got = (x - x.mean(-1, keepdim=True) for x in (expected, got))
     error = float((got - expected).square().mean().sqrt() / expected.square().mean().sqrt())
     tolerance = TOLERANCE[spec.kind]
+    if expected_dtype == torch.bfloat16:
+        tolerance = max(tolerance, TOLERANCE["bfloat16"])
     cosine, row = functional.cosine_similarity(got, expected, dim=-1).min(0)
     if not error <= tolerance:
         raise Unsupported(f"its logits in {spec.kind} differ from the module's by {error:.1e} (at most {tolerance})")

@@ -199,7 +199,8 @@ class Writer:
         self.key, self.spec = key, spec
         tensors, at = {}, 0
         for name, (rows, columns) in spec.matrices().items():
-            size = packed_size(spec.kind, rows, columns, spec.group, spec.minimum)
+            kind, group, minimum = spec.packing(name)
+            size = packed_size(kind, rows, columns, group, minimum)
             tensors[name] = {"dtype": "packed", "shape": [rows, columns], "offset": at, "bytes": size}
             at += -(-size // ALIGN) * ALIGN
         for name, length in spec.vectors().items():
@@ -243,6 +244,10 @@ class Writer:
         start = (self._start + entry["offset"]) // mmap.PAGESIZE * mmap.PAGESIZE
         with suppress(OSError):
             self._mapping.madvise(mmap.MADV_DONTNEED, start, self._start + entry["offset"] + entry["bytes"] - start)
+
+    def view(self) -> Prepared:
+        """The decoder as it stands, to be tried out before `commit`."""
+        return _views(self._mapping, self._header, self._start, None)
 
     def commit(self) -> Prepared:
         """Put the file in its place, whole and on the disk, and remove older ones of the same model and kind."""

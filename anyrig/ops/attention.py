@@ -5,12 +5,16 @@ bits whether it was computed in this step or in an earlier one. A row's result d
 the keys and values it may see: not on the other rows, not on how the prompt was cut into chunks.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
+from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from anyrig.core.spec import LayerSpec, StepPlan
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,7 @@ class KVPages:
         v: `[kv_heads, num_pages, page_size, v_dim]`
 
     Head first, so that the pages of one head can be gathered as rows of one flat table, and page 0 is the trash page.
+    The order of numbers within a page of a head belongs to the implementation that writes and reads them.
     """
 
     k: torch.Tensor
@@ -62,6 +67,11 @@ class AttentionOp(Protocol):
     """An implementation, made once per engine."""
 
     name: str
+
+    @staticmethod
+    def why_not(layers: Sequence[LayerSpec], page_size: int, dtype: torch.dtype) -> str | None:
+        """Why it can't compute these layers on pages of this size and dtype, or None when it can."""
+        ...
 
     def prepare(self, plan: StepPlan, num_tokens: int) -> AttentionStep:
         """Plan the work of a step whose flat batch has `num_tokens` rows (the plan's, then padding)."""

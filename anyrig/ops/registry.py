@@ -33,22 +33,38 @@ def _anywhere(device: str) -> str | None:
     return None
 
 
+def _kernels(device: str) -> str | None:
+    """Why the CPU kernels can't run: no other device, not built, or switched off."""
+    if device != "cpu":
+        return "for CPUs"
+    from anyrig.ops.cpu import native
+
+    return native.why_not()
+
+
 # Best first. `ref` comes last and runs everywhere, so every op always has an implementation.
 IMPLEMENTATIONS = [
+    Implementation("attention", "cpu", "anyrig.ops.cpu.attention:CpuAttention", _kernels),
     Implementation("attention", "ref", "anyrig.ops.ref.attention:RefAttention", _anywhere),
+    Implementation("sample", "cpu", "anyrig.ops.cpu.sample", _kernels),
     Implementation("sample", "ref", "anyrig.ops.ref.sample", _anywhere),
 ]
 
 
-def choose(op: str, device: str, name: str | None = None) -> Implementation:
+def choose(
+    op: str, device: str, name: str | None = None, suits: Callable[[Any], str | None] = lambda loaded: None
+) -> Implementation:
     """The first implementation of `op` that runs on `device`, or the one called `name`.
+
+    Args:
+        suits: says of a loaded implementation why it is not for the work at hand, or None when it is.
 
     Raises:
         UsageError: when `name` does not exist or can't run here, with the reason.
     """
     known = [i for i in IMPLEMENTATIONS if i.op == op]
     if name is None:
-        return next(i for i in known if i.why_not(device) is None)
+        return next(i for i in known if i.why_not(device) is None and suits(i.load()) is None)
     for implementation in known:
         if implementation.name == name:
             if reason := implementation.why_not(device):

@@ -9,11 +9,14 @@ What an implementation must keep, besides the result:
 * **Ties** go to the lowest id.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 # Rows handed to `draw` and `logprobs` are padded with -inf to a multiple of this, so that partial sums and maxima over
 # blocks need no special last block.

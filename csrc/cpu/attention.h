@@ -184,9 +184,11 @@ ANYRIG_INLINE void add_values(const Pages& pages, const uint8_t* const* values, 
     if (pages.half) {
       const uint8_t* v = values[page] + size_t(d) * 4;
       for (int t = 0; t < here; t += 2, v += size_t(v_dim) * 4) {
+        // A position that is not there yet: its weight is 0, but its place may hold NaN, and 0 * NaN is NaN.
+        const i32x16 there = splat(t + 1 < here ? -1 : 0xffff);
         i32x16 two[VEC];
 #pragma GCC unroll 4
-        for (int j = 0; j < VEC; ++j) two[j] = load<i32x16>(v + j * 64);
+        for (int j = 0; j < VEC; ++j) two[j] = load<i32x16>(v + j * 64) & there;
 #pragma GCC unroll 8
         for (int r = 0; r < MR; ++r) {
           const int32_t pair = load_i32(weights + (size_t(r) * TILE + page * p + t) * 2);

@@ -43,9 +43,9 @@ struct Step {
   std::vector<Chunk> chunks;
   int wanted = 0;                  // rows whose logits are asked for
   const int32_t* rows = nullptr;   // [wanted]
-  float* logits = nullptr;         // [wanted][vocab], or null: only the best token of each row
+  float* logits = nullptr;         // [wanted][vocab], or null where the best tokens are enough
   int32_t* best = nullptr;         // [wanted]
-  float* best_logit = nullptr;     // [wanted], NaN where the row holds a NaN
+  float* best_logit = nullptr;     // [wanted], before scale and softcap; NaN where the row holds a NaN
 };
 
 // Memory that is kept from step to step and only ever grows.
@@ -172,19 +172,18 @@ class Decoder {
 
   explicit Decoder(std::shared_ptr<Pool> pool) : pool_(std::move(pool)), scratch_(pool_->size()) {}
 
-  int threads() const { return pool_->size(); }
+  int threads() const { return pool_->active(); }
+  int most_threads() const { return pool_->size(); }
   size_t workspace_bytes() const { return memory_.size() + head_memory_.size(); }
 
   void run(const Step& step) {
     prepare(step);
     const std::function<void(int)> work = [&](int thread) { compute(step, thread); };
     pool_->run(work);
-    if (step.best && !step.logits) {
-      for (int r = 0; r < step.wanted; ++r) {
-        Best best;
-        for (auto& scratch : scratch_) best.add(scratch.best[r]);
-        best.result(step.best[r], step.best_logit[r]);
-      }
+    for (int r = 0; r < step.wanted; ++r) {
+      Best best;
+      for (auto& scratch : scratch_) best.add(scratch.best[r]);
+      best.result(step.best[r], step.best_logit[r]);
     }
   }
 
@@ -219,7 +218,6 @@ class Decoder {
     int pairs = 0;
     for (auto& rope : ropes) pairs += int(rope.inv_freq.size());
 
-    const Kind kind = head.kind;
     auto padded = [&](int k) { return round_up(k, 128); };
     size_t size = 0;
     auto reserve = [&](size_t bytes) {
@@ -230,7 +228,7 @@ class Decoder {
     const size_t x = reserve(size_t(m) * hidden * 4), y = reserve(size_t(m) * hidden * 4);
     const size_t qkv = reserve(size_t(m) * widest_qkv * 4), q = reserve(size_t(m) * widest_q * 4);
     const size_t a = reserve(size_t(m) * widest_o * 4), mlp = reserve(size_t(m) * widest_mlp * 4);
-    const size_t in = reserve(Rows::bytes(kind, m, padded(longest)));
+    const size_t in = reserve(Rows::bytes(layers.empty() ? head.kind : layers[0].qkv.kind, m, padded(longest)));
     const size_t angles = reserve(size_t(m) * pairs * 8), parts = reserve(size_t(partial) * 4);
     const size_t owners = reserve(size_t(m) * 4);
     uint8_t* base = memory_.fit(size);
@@ -239,7 +237,7 @@ class Decoder {
     attention_ = reinterpret_cast<float*>(base + a), mlp_ = reinterpret_cast<float*>(base + mlp);
     rows_ = base + in, angles_ = reinterpret_cast<float*>(base + angles);
     partials_ = reinterpret_cast<float*>(base + parts), chunk_of_ = reinterpret_cast<int32_t*>(base + owners);
-    head_rows_ = head_memory_.fit(Rows::bytes(kind, step.wanted, head.padded_k()));
+    head_rows_ = head_memory_.fit(Rows::bytes(head.kind, step.wanted, head.padded_k()));
     for (int c = 0; c < int(step.chunks.size()); ++c)
       std::fill_n(chunk_of_ + step.chunks[c].first, step.chunks[c].length, c);
     for (auto& scratch : scratch_) {
@@ -506,10 +504,8 @@ class Decoder {
         for (int j = 0; j < blocks; ++j) {
           const int n = (block + j) * LANES;
           auto v = load<f32x16>(tile + (i * blocks + j) * LANES);
-          if (!step.logits) {
-            best[r + i].see(v, n, vocab);
-            continue;
-          }
+          best[r + i].see(v, n, vocab);
+          if (!step.logits) continue;
           if (logit_scale != 1) v *= logit_scale;
           if (final_softcap != 0) v = tanh(v / final_softcap) * final_softcap;
           float* to = step.logits + size_t(r + i) * vocab + n;

@@ -206,31 +206,34 @@ struct Rows {
 
  private:
   void quantise(int m, int g, const float* x) const {
-    f32x16 v[4], most{};
+    f32x16 v[4], most{}, nothing{};
     for (int j = 0; j < 4; ++j) {
       v[j] = load<f32x16>(x + j * LANES);
       most = max(most, abs(v[j]));
+      nothing += v[j] * 0.0f;
     }
-    const float top = reduce_max(most), scale = top / 127;
+    // What is not finite must not end as some small integer: it makes the scale NaN.
+    const float top = reduce_max(most), scale = top / 127 + reduce_add(nothing);
     const f32x16 inverse = splat(top > 0 ? 127 / top : 0.0f);
     auto* out = reinterpret_cast<int8_t*>(data) + size_t(m) * kp + g * K_UNIT;
-    i32x16 sum[2]{};
+    u32x16 sum[2]{};  // unsigned: it may wrap around where the scale is NaN
     for (int j = 0; j < 4; ++j) {
       const i32x16 q = round_i32(v[j] * inverse);
       store_i8(out + j * LANES, q);
-      sum[j / 2] += q;
+      sum[j / 2] += bits_of<u32x16>(q);
     }
-    int32_t total[2] = {};
+    uint32_t whole[2] = {};
     for (int h = 0; h < 2; ++h)
-      for (int i = 0; i < LANES; ++i) total[h] += sum[h][i];
+      for (int i = 0; i < LANES; ++i) whole[h] += sum[h][i];
+    const int32_t total[2] = {int32_t(whole[0]), int32_t(whole[1])};
     scales[size_t(m) * (kp / K_UNIT) + g] = scale;
     if (kind == Kind::int8) {
-      start[size_t(m) * (kp / K_UNIT) + g] = -128 * (total[0] + total[1]);
+      start[size_t(m) * (kp / K_UNIT) + g] = int32_t(-128u * (whole[0] + whole[1]));
     } else if (unit == 32) {
       sums[size_t(m) * (kp / 32) + 2 * g] = scale * float(total[0]);
       sums[size_t(m) * (kp / 32) + 2 * g + 1] = scale * float(total[1]);
     } else {
-      sums[size_t(m) * (kp / 64) + g] = scale * float(total[0] + total[1]);
+      sums[size_t(m) * (kp / 64) + g] = scale * (float(total[0]) + float(total[1]));
     }
   }
 };

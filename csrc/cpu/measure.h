@@ -24,11 +24,10 @@ double quickest(Pool& pool, int repeats, Work&& work) {
 
 // Bytes per second of reading `bytes`, each thread its own part.
 inline double measure_read(Pool& pool, size_t bytes) {
-  const int threads = pool.size();
   std::vector<uint8_t> memory(bytes, 1);
-  std::vector<i32x16> sums(threads * 4);
+  std::vector<i32x16> sums(pool.size() * 4);
   const double seconds = quickest(pool, 5, [&](int thread) {
-    const size_t share = bytes / threads / 256 * 256;
+    const size_t share = bytes / pool.active() / 256 * 256;
     const uint8_t* p = memory.data() + share * thread;
     i32x16 a{}, b{}, c{}, d{};
     for (size_t i = 0; i < share; i += 256) {

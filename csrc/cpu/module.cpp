@@ -16,6 +16,7 @@
 #include "features.h"
 #include "kv_cache.h"
 #include "measure.h"
+#include "sample.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -24,7 +25,7 @@ using namespace anyrig;
 namespace {
 
 // Raise when the order of packed weights changes: prepared files of another number are made anew.
-constexpr int LAYOUT = 1;
+constexpr int LAYOUT = 2;
 
 template <class T>
 using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -114,9 +115,9 @@ class LinearOp {
     nb::gil_scoped_release release;
     std::lock_guard lock(*team_.busy);
     Pool& pool = *team_.pool;
-    const int threads = pool.size();
+    const int threads = pool.active();
     const Rows rows = Rows::at(memory_.fit(Rows::bytes(w_.kind, m, w_.padded_k())), w_, m);
-    scratch_.resize(threads);
+    scratch_.resize(pool.size());
     tickets_.reset();
     const int unit = std::max(6, w_.blocks() / (threads * 8) / 6 * 6);
     pool.run([&](int thread) {
@@ -209,7 +210,7 @@ class AttentionOp {
   void run(const AttentionLayer& a, const Pages& pages, const float* q, const float* k, const float* v, int tokens,
            bool write, float* out) {
     Pool& pool = *team_.pool;
-    const int threads = pool.size();
+    const int threads = pool.active();
     auto found = plans_.find({a.group(), a.kv_heads});
     if (found == plans_.end()) {
       found = plans_.emplace(std::pair{a.group(), a.kv_heads}, AttentionPlan{}).first;
@@ -266,7 +267,30 @@ class AttentionOp {
   Tickets tickets_;
 };
 
-using Vectors = std::map<std::string, Vector<const float>>;
+// Draws one token for each of rows[i] of the logits, which are overwritten (sample.h).
+void draw(Matrix<float> logits, Vector<const int32_t> rows, Vector<const float> temperature, Vector<const double> uniform,
+          Vector<const float> min_p, Vector<const int32_t> top_k, Vector<const float> top_p, Vector<int32_t> ids, bool mark,
+          int threads) {
+  const size_t n = rows.size();
+  if (temperature.size() != n || uniform.size() != n || min_p.size() != n || top_k.size() != n || top_p.size() != n ||
+      ids.size() != n)
+    refuse("one of each for every row");
+  for (size_t i = 0; i < n; ++i)
+    if (rows.data()[i] < 0 || size_t(rows.data()[i]) >= logits.shape(0)) refuse("a row outside of the logits");
+  const int width = int(logits.shape(1));
+  Team team = Team::of(threads);
+  std::vector<DrawScratch> scratch(threads);
+  Tickets tickets;
+  tickets.reset();
+  nb::gil_scoped_release release;
+  std::lock_guard lock(*team.busy);
+  team.pool->run([&](int thread) {
+    for (size_t i; (i = size_t(tickets.take())) < n;) {
+      const Draw how{temperature.data()[i], uniform.data()[i], min_p.data()[i], top_k.data()[i], top_p.data()[i]};
+      ids.data()[i] = draw_token(logits.data() + size_t(rows.data()[i]) * width, width, how, mark, scratch[thread]);
+    }
+  });
+}
 
 // The decoder with everything that it points to.
 class DecoderOp {
@@ -279,9 +303,10 @@ class DecoderOp {
     shape_of(kind, vocab, hidden, group, minimum);
   }
 
-  void set_ends(Vector<const uint8_t> embed, Vector<const uint8_t> head, Vector<const float> final_norm) {
-    decoder_.embed = matrix(embed, decoder_.vocab, decoder_.hidden);
-    decoder_.head = matrix(head, decoder_.vocab, decoder_.hidden);
+  void set_ends(const std::string& kind, Vector<const uint8_t> embed, Vector<const uint8_t> head,
+                Vector<const float> final_norm) {
+    decoder_.embed = matrix(embed, kind, decoder_.vocab, decoder_.hidden);
+    decoder_.head = matrix(head, kind, decoder_.vocab, decoder_.hidden);
     decoder_.final_norm = vector(final_norm, decoder_.hidden, "final_norm");
   }
 
@@ -305,10 +330,10 @@ class DecoderOp {
                                               : Activation::gelu_tanh;
     const int hidden = decoder_.hidden, inner = round_up(intermediate, LANES);
     const int width = heads * dim + kv_heads * (dim + v_dim);
-    layer.qkv = matrix(qkv, width, hidden);
-    layer.o = matrix(o, hidden, heads * v_dim);
-    layer.gate_up = matrix(gate_up, 2 * inner, hidden);
-    layer.down = matrix(down, hidden, inner);
+    layer.qkv = matrix(qkv, kind_, width, hidden);
+    layer.o = matrix(o, kind_, hidden, heads * v_dim);
+    layer.gate_up = matrix(gate_up, kind_, 2 * inner, hidden);
+    layer.down = matrix(down, kind_, hidden, inner);
     auto get = [&](const char* name, int size) -> const float* {
       if (!vectors.contains(name)) return nullptr;
       return vector(nb::cast<Vector<const float>>(vectors[name]), size, name);
@@ -365,13 +390,13 @@ class DecoderOp {
     decoder_.run(step);
   }
 
-  int threads() const { return decoder_.threads(); }
+  int threads() const { return decoder_.most_threads(); }
   size_t workspace_bytes() const { return decoder_.workspace_bytes(); }
 
  private:
-  Linear matrix(const Vector<const uint8_t>& data, int n, int k) {
+  Linear matrix(const Vector<const uint8_t>& data, const std::string& kind, int n, int k) {
     keep_.push_back(nb::cast(data));
-    return packed_of(data, kind_, n, k, group_, minimum_);
+    return packed_of(data, kind, n, k, group_, minimum_);
   }
 
   const float* vector(const Vector<const float>& data, int size, const char* name) {
@@ -422,6 +447,10 @@ NB_MODULE(ANYRIG_MODULE, m) {
     return measure_product(pool, kind_of(kind), rows, n, k) / 1e9;
   }, "kind"_a, "m"_a, "n"_a, "k"_a, "threads"_a, "GFLOP/s (or GOP/s) of an [m, k] x [k, n] product.");
 
+  m.def("draw", &draw, "logits"_a.noconvert(), "rows"_a.noconvert(), "temperature"_a.noconvert(),
+        "uniform"_a.noconvert(), "min_p"_a.noconvert(), "top_k"_a.noconvert(), "top_p"_a.noconvert(),
+        "ids"_a.noconvert(), "mark_dropped"_a, "threads"_a, "One token per row, at the caller's random numbers.");
+
   nb::class_<LinearOp>(m, "Linear")
       .def(nb::init<Vector<const uint8_t>, const std::string&, int, int, int, bool, int>(), "data"_a.noconvert(),
            "kind"_a, "n"_a, "k"_a, "group"_a, "minimum"_a, "threads"_a)
@@ -441,7 +470,7 @@ NB_MODULE(ANYRIG_MODULE, m) {
   nb::class_<DecoderOp>(m, "Decoder")
       .def(nb::init<int, int, int, float, const std::string&, int, bool, float, float, float>(), "threads"_a, "vocab"_a,
            "hidden"_a, "eps"_a, "kind"_a, "group"_a, "minimum"_a, "embed_scale"_a, "logit_scale"_a, "final_softcap"_a)
-      .def("set_ends", &DecoderOp::set_ends, "embed"_a.noconvert(), "head"_a.noconvert(), "final_norm"_a.noconvert())
+      .def("set_ends", &DecoderOp::set_ends, "kind"_a, "embed"_a.noconvert(), "head"_a.noconvert(), "final_norm"_a.noconvert())
       .def("add_rope", &DecoderOp::add_rope, "inv_freq"_a.noconvert(), "scaling"_a, "interleaved"_a)
       .def("add_layer", &DecoderOp::add_layer, nb::kw_only(), "heads"_a, "kv_heads"_a, "dim"_a, "v_dim"_a, "scaling"_a,
            "window"_a, "softcap"_a, "rope"_a, "intermediate"_a, "activation"_a, "multiplier"_a, "qkv"_a.noconvert(),

@@ -208,12 +208,12 @@ ANYRIG_INLINE float reduce_max(f32x16 v) {
 // Rounds to the nearest integer, ties to even, for |x| < 2^22: adding 1.5 * 2^23 leaves no bits for a fraction.
 ANYRIG_INLINE i32x16 round_i32(f32x16 x) {
   const f32x16 magic = splat(12582912.0f);
-  return as_i32(x + magic) - as_i32(magic);
+  return bits_of<i32x16>(bits_of<u32x16>(x + magic) - bits_of<u32x16>(magic));
 }
 
 // e^x to about 1 ulp: 2^n * e^r with |r| <= ln(2) / 2 and a polynomial of degree 6 (Cephes' expf splits ln 2 so).
 ANYRIG_INLINE f32x16 exp(f32x16 x) {
-  x = min(max(x, splat(-87.3f)), splat(88.3f));
+  x = min(max(x, splat(-87.336f)), splat(88.3f));
   const i32x16 n = round_i32(x * 1.44269504089f);
   const f32x16 nf = to_f32(n);
   const f32x16 r = (x - nf * 0.693359375f) + nf * 2.12194440e-4f;

@@ -153,7 +153,7 @@ class Decoder:
         self.kernels, self.form, self.page_size = kernels, (kind, group, minimum), page_size
         scales = (c.embed_scale, c.logit_scale, c.final_softcap)
         self.op = kernels.Decoder(threads, VOCAB, HIDDEN, 1e-5, kind, group, minimum, *scales)
-        self.op.set_ends(self.packed(model.embed), self.packed(model.head), model.final_norm)
+        self.op.set_ends(kind, self.packed(model.embed), self.packed(model.head), model.final_norm)
         self.op.add_rope(model.inv_freq, 1.0, c.interleaved)
         for matrices, vectors in model.layers:
             self.op.add_layer(

@@ -16,7 +16,7 @@ import transformers
 from anyrig.core.config import EngineConfig
 from anyrig.core.errors import Unsupported
 from anyrig.core.spec import Chunk, StepPlan
-from anyrig.engine.runner import FallbackRunner, PagedRunner
+from anyrig.engine.paged import FallbackRunner, PagedRunner
 from anyrig.models.adapter import Decoder
 from anyrig.models.fallback import Fallback
 from anyrig.models.load import load_random
@@ -150,7 +150,7 @@ def check(family: Family) -> Verdict:
             n = min(left, 1 if left <= 5 else min(23 if runner.chunked else left, left - 5))
             if n:
                 chunks.append(Chunk(i, tokens[done[i] : done[i] + n], done[i], tables[i], rows=n))
-        logits = runner.run(StepPlan(chunks)).split([c.rows for c in chunks])
+        logits = runner.run(StepPlan(chunks)).logits.split([c.rows for c in chunks])
         for chunk, rows in zip(chunks, logits, strict=True):
             got[chunk.seq_id].append(rows)
             done[chunk.seq_id] += chunk.length

@@ -34,6 +34,10 @@ class RefAttention:
         self.page_size = page_size
         self.device = device
 
+    @staticmethod
+    def why_not(layers: Sequence[LayerSpec], page_size: int, dtype: torch.dtype) -> str | None:
+        return None
+
     def prepare(self, plan: StepPlan, num_tokens: int) -> "RefStep":
         return RefStep(plan, num_tokens, self.page_size, self.device)
 
