@@ -28,7 +28,7 @@ VERBS = {
     "chat": ("anyrig.cli.chat:chat", "talk with a model in the terminal"),
     "batch": ("anyrig.cli.batch:batch", "run a prompt over every row of a file"),
     "bench": ("anyrig.cli.bench:bench", "measure throughput and latency"),
-    "eval": ("anyrig.cli.eval:evaluate", "measure how good a model is: perplexity, beside its quantised versions"),
+    "eval": ("anyrig.cli.eval:evaluate", "measure perplexity, of quantised weights too"),
 }
 
 EXAMPLES = """\b

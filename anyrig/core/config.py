@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from anyrig.core.errors import UsageError
 
+RunnerName = Literal["auto", "fused", "paged", "transformers"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantize = Literal["none", "int8", "int4"]
 
@@ -26,6 +27,11 @@ class EngineConfig:
     dtype: DType = option("arithmetic; auto: bfloat16 where the hardware computes in it, else float32", "auto")
     quantize: Quantize = option(
         "weights on a CPU, with int8 activations: int8 (a scale per output), int4 (groups of 32 with a minimum)", "none"
+    )
+    runner: RunnerName = option(
+        "how steps are computed; fused: whole decoders by the CPU kernels, paged: our attention in Transformers' module,"
+        " transformers: its own forward; auto: the first that can",
+        "auto",
     )
     device: str = option("auto, cpu, cuda or cuda:N (ROCm too)", "auto")
     max_model_len: int | None = option("longest prompt plus output, in tokens; unset: what the model allows")

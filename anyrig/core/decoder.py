@@ -53,6 +53,9 @@ class BlockSpec:
     multiplier: float = 1.0
 
 
+# int4: inputs per group, and whether groups have a minimum. On this grid rounding to nearest keeps small models whole.
+INT4 = (32, True)
+
 # Always there: the packed matrices and the norm before attention and before the MLP.
 MATRICES = ("qkv", "o", "gate_up", "down")
 REQUIRED_NORMS = ("attn_norm", "mlp_norm")

@@ -234,7 +234,7 @@ class Engine:
                 completion = self._running[chunk.seq_id][1]
                 row = completion.row
                 if not row.plain or row.params.logprobs is not None or completion.sequence.row_from is not None:
-                    return False
+                    return False  # a prompt's log-probabilities need all logits
         return True
 
     def _take(self, plan: StepPlan, result: StepResult) -> list[_Request]:
@@ -244,7 +244,8 @@ class Engine:
         for chunk in plan.chunks:
             request, completion = self._running[chunk.seq_id]
             seq = completion.sequence
-            if seq.row_from is not None:
+            # Rows that are missing were taken before a preemption.
+            if seq.row_from is not None and chunk.rows:
                 self._take_prompt_logprobs(request, completion, chunk, result.logits[row : row + chunk.rows])
             row += chunk.rows
             if chunk.rows and chunk.start + chunk.length == len(seq.tokens):
@@ -280,8 +281,6 @@ class Engine:
 
     def _take_prompt_logprobs(self, request: _Request, completion: Completion, chunk: Chunk, logits: Any) -> None:
         """Rows of a prompt's chunk: row i of the sequence holds the log-probabilities of token i + 1."""
-        if chunk.rows == 0:
-            return  # computed again after a preemption: these were taken before
         seq, k = completion.sequence, completion.params.prompt_logprobs
         got = request.output.prompt_logprobs
         assert k is not None and got is not None  # row_from is only set when they are wanted

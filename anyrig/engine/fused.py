@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from anyrig.core.config import EngineConfig
-from anyrig.core.decoder import BlockSpec, DecoderSpec, WeightKind
+from anyrig.core.decoder import INT4, BlockSpec, DecoderSpec, WeightKind
 from anyrig.core.errors import Unsupported
 from anyrig.core.spec import Chunk, StepPlan, StepResult
 from anyrig.engine import memory
@@ -28,7 +28,6 @@ from anyrig.ops.cpu import native
 
 log = logging.getLogger(__name__)
 
-GROUP, MINIMUM = 32, True  # of int4: the grid on which rounding to nearest keeps small models whole
 PAGE_SIZES = (16, 32, 64)
 MOST_HEADS_PER_KV_HEAD = 128
 LANES = 16
@@ -46,7 +45,7 @@ def make(path: Path, name: str, config: EngineConfig, limit: int, progress: Call
     if config.page_size not in PAGE_SIZES:
         raise Unsupported(f"`page_size` is {config.page_size}, the CPU kernels take {', '.join(map(str, PAGE_SIZES))}")
     kind = weight_kind(config, module.isa)
-    group, minimum = (GROUP, MINIMUM) if kind == "int4" else (0, False)
+    group, minimum = INT4 if kind == "int4" else (0, False)
     key = prepared.key_of(name, path, limit, kind=kind, layout=module.LAYOUT, group=group, minimum=minimum)
     found = prepared.find(key)
     if found is None:
@@ -232,7 +231,7 @@ def _prepare(
     for layer in description.spec.layers:
         _check(layer)
     with prepared.create(key, description.spec, module.packed_size) as writer:
-        _pack(description, writer, module)
+        pack(description, writer, module)
         made = writer.view()
         error = describe.check(description.spec, model, lambda ids: _logits(made, module, config, ids))
         log.info("%s: relative error of the logits, prepared against module: %.1e", name, error)
@@ -242,7 +241,8 @@ def _prepare(
     return made
 
 
-def _pack(description: Any, writer: prepared.Writer, module: ModuleType) -> None:
+def pack(description: Any, writer: prepared.Writer | prepared.InMemory, module: ModuleType) -> None:
+    """Pack a `models.describe.Description` piece by piece."""
     import torch
 
     spec: DecoderSpec = description.spec

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from anyrig.core.config import EngineConfig
-from anyrig.core.errors import Unsupported
+from anyrig.core.errors import Unsupported, UsageError
 from anyrig.core.spec import Chunk, StepPlan, StepResult
 from anyrig.engine import inputs, memory
 from anyrig.engine.runner import Runner, pick_dtype
@@ -16,6 +16,7 @@ from anyrig.models import load
 from anyrig.models.adapter import Decoder
 from anyrig.models.fallback import Fallback
 from anyrig.models.probe import PROBE_TOKENS, VERIFY_TOKENS
+from anyrig.models.replace import choose_linear
 from anyrig.ops import registry
 from anyrig.ops.attention import AttentionOp
 from anyrig.ops.ref.invariance import linear_unit
@@ -45,11 +46,18 @@ def make(
         torch.set_num_threads(config.threads or cpu.read().cores)
     progress(f"loading {name} ({_word(dtype)}, {device})")
     try:
+        if config.runner == "transformers":
+            raise Unsupported("`runner` is transformers")
         model = load.load(path, dtype=dtype, device=device, attn_implementation="eager")
         probe_tokens = VERIFY_TOKENS if config.verify else PROBE_TOKENS
-        return PagedRunner(Decoder(model, name, limit, probe_tokens), config, limit, not_fused)
+        linear = choose_linear(device, dtype, config.quantize, config.threads or cpu.read().cores)
+        return PagedRunner(Decoder(model, name, limit, probe_tokens, linear), config, limit, not_fused)
     except Unsupported as error:
         reason = str(error)
+    if config.runner == "paged":
+        raise UsageError(f"`runner` is paged, but {reason}", "auto takes what can")
+    if config.quantize != "none":
+        raise UsageError(f"`quantize` is {config.quantize}, but {reason}: it would run through Transformers' own forward")
     # Outside of the handler: the error's traceback holds the first model, and two would be in memory.
     log.warning("%s; it runs through Transformers' own forward, one sequence at a time", reason)
     if config.kv_cache_memory is not None:
@@ -78,7 +86,9 @@ class PagedRunner:
             "attention", kind, suits=lambda op: op.why_not(decoder.layers, config.page_size, decoder.dtype)
         )
         self.attention: AttentionOp = self.implementation.load()(config.page_size, self.device)
-        self.unit = linear_unit(decoder.linear_shapes, decoder.linear, decoder.dtype, self.device)
+        self.unit = linear_unit(
+            decoder.linear_shapes, decoder.linear.make or (lambda linear: linear), decoder.dtype, self.device
+        )
         if self.device == "cpu":
             memory.keep_freed()  # not earlier: what loading needed is given back
         if config.verify:
@@ -105,7 +115,7 @@ class PagedRunner:
         threads = f", {torch.get_num_threads()} threads" if self.device == "cpu" else ""
         return (
             f"paged engine on {self.device}{threads}, {_word(self.decoder.dtype)}, "
-            f"attention {self.implementation.name}, linear {'packed' if self.decoder.packed else 'plain'}, "
+            f"attention {self.implementation.name}, linear {self.decoder.linear.name}, "
             f"KV cache up to {self.kv_bytes / 2**20:,.0f} MiB ({(self.num_pages - 1):,} pages)"
             + (f"; not fused: {self.not_fused}" if self.not_fused else "")
         )

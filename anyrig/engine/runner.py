@@ -61,16 +61,18 @@ def make_runner(
     limit = config.max_model_len or info.max_model_len
     if limit > info.max_model_len:
         raise UsageError(f"`max_model_len` is {limit}, but {name} was made for {info.max_model_len} tokens")
-    if device == "cpu":
+    reason = f"it is for CPUs, not {device}"
+    if config.runner not in ("auto", "fused"):
+        reason = f"`runner` is {config.runner}"
+    elif device == "cpu":
         from anyrig.engine import fused
 
         try:
             return fused.make(path, name, config, limit, progress)
         except Unsupported as error:
-            log.info("no fused decoder: %s", error)
             reason = str(error)
-    else:
-        reason = f"it is for CPUs, not {device}"
+    if config.runner == "fused":
+        raise UsageError(f"`runner` is fused, but {reason}", "auto takes what can")
     from anyrig.engine import paged
 
     return paged.make(path, name, config, limit, device, progress, reason)

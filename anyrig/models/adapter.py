@@ -15,7 +15,7 @@ from transformers import AttentionInterface
 from anyrig.core.errors import Unsupported
 from anyrig.core.spec import LayerSpec
 from anyrig.models.probe import PROBE_TOKENS, Probe, check_config, takes
-from anyrig.models.replace import PackedLinear, linear_shapes, pack_linear, why_not_packed
+from anyrig.models.replace import LinearChoice, choose_linear, pack_linear
 from anyrig.models.rope import freeze_rope
 from anyrig.ops.attention import AttentionStep, KVPages
 
@@ -30,18 +30,25 @@ class Decoder:
         name: for messages.
         max_model_len: fixes rope variants that depend on the length.
         probe_tokens: how many tokens the probe computes; their logits are kept as `probe_logits`.
+        linear: what its linear layers are replaced by; None: the best for its device and dtype.
 
     Raises:
         Unsupported: when the model asks for what the paged path can't do.
 
     Attributes:
         layers: one `LayerSpec` per attention layer, in the order of the calls.
-        packed: whether the linear layers' weights are packed (`replace.py`).
-        linear: what stands in the place of an `nn.Linear`.
+        linear: what stands in the place of an `nn.Linear` (`replace.py`).
         linear_shapes: `[out, in]` of the linear layers, each shape once.
     """
 
-    def __init__(self, model: torch.nn.Module, name: str, max_model_len: int, probe_tokens: int = PROBE_TOKENS) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        name: str,
+        max_model_len: int,
+        probe_tokens: int = PROBE_TOKENS,
+        linear: LinearChoice | None = None,
+    ) -> None:
         self.model = model
         self.name = name
         self.device = next(model.parameters()).device
@@ -52,9 +59,8 @@ class Decoder:
         if takes(type(model).forward, "logits_to_keep") is False:
             raise Unsupported(f"{name}: {type(model).__name__} can't be asked for some rows of logits only")
         freeze_rope(model, max_model_len)
-        self.packed = why_not_packed(str(self.device), self.dtype) is None
-        self.linear: Any = PackedLinear if self.packed else (lambda linear: linear)
-        self.linear_shapes = pack_linear(model) if self.packed else linear_shapes(model)
+        self.linear = linear or choose_linear(str(self.device), self.dtype, threads=torch.get_num_threads())
+        self.linear_shapes = pack_linear(model, self.linear)
         self._interface = f"anyrig_{next(_numbers)}"
         AttentionInterface.register(self._interface, _weakly(self._attend))
         self._probe: Probe | None = None

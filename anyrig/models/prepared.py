@@ -21,7 +21,7 @@ import struct
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -295,6 +295,29 @@ class Writer:
         if entry["dtype"] != dtype:
             raise ValueError(f"{name} is {entry['dtype']}, not {dtype}")
         return entry
+
+
+class InMemory:
+    """What `Writer` does, for one process: no file, so no key."""
+
+    def __init__(self, spec: DecoderSpec, packed_size: PackedSize) -> None:
+        self._made = Prepared(spec, {}, {}, None, 0)
+        for name, (rows, columns) in spec.matrices().items():
+            kind, group, minimum = spec.packing(name)
+            self._made.matrices[name] = np.zeros(packed_size(kind, rows, columns, group, minimum), np.uint8)
+
+    def matrix(self, name: str) -> Bytes:
+        return self._made.matrices[name]
+
+    def vector(self, name: str, values: Floats) -> None:
+        self._made.vectors[name] = values
+
+    def release(self, name: str) -> None:
+        """It stays."""
+
+    def commit(self) -> Prepared:
+        arrays = (*self._made.matrices.values(), *self._made.vectors.values())
+        return replace(self._made, bytes=sum(a.nbytes for a in arrays))
 
 
 @contextmanager

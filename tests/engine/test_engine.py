@@ -1,8 +1,10 @@
 """What a request can ask for, and what it gets; with the real model."""
 
 import math
+import shutil
 
 import pytest
+import torch
 
 from anyrig import SamplingParams
 from anyrig.core.config import EngineConfig
@@ -290,31 +292,54 @@ def test_two_tenants_share_no_pages(engine):
         assert (out[0].num_cached_tokens > 0) is hit
 
 
-def test_a_request_whose_logits_are_not_finite_ends_with_an_error_and_harms_nobody(engine, run):
-    (before,) = run((PROMPT, GREEDY))
-    embeddings = engine.runner.decoder.model.get_input_embeddings()
+@pytest.fixture(scope="module")
+def poisoned(tmp_path_factory):
+    """A small model whose token 47000 is embedded as NaN."""
+    from anyrig.models.load import load_random
+    from anyrig.models.locate import resolve
 
-    def break_one_token(module, inputs, output):
-        output[inputs[0] == 47000] = float("nan")
+    path = tmp_path_factory.mktemp("poisoned") / "model"
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = {"model_type": "llama", "vocab_size": 49152, "tie_word_embeddings": False, "initializer_range": 0.2, **shape}
+    model = load_random({**config, "num_key_value_heads": 2, "max_position_embeddings": 512}, dtype=torch.bfloat16)
+    model.get_input_embeddings().weight[47000] = float("nan")
+    model.save_pretrained(path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(resolve("smollm2-135m").path / name, path / name)
+    return str(path)
 
-    hook = embeddings.register_forward_hook(break_one_token)
-    try:
-        broken, good = run(([10, 47000, 11], GREEDY), (PROMPT, GREEDY))
-    finally:
-        hook.remove()
-    assert only(broken).finish_reason == "error" and "finite" in only(broken).error
+
+@pytest.mark.parametrize("runner, quantize", [("auto", "none"), ("auto", "int8"), ("auto", "int4"), ("paged", "none")])
+def test_a_request_whose_logits_are_not_finite_ends_with_an_error_and_harms_nobody(poisoned, runner, quantize):
+    small = Engine(poisoned, EngineConfig(runner=runner, quantize=quantize, kv_cache_memory="4MiB"))
+
+    def run(*work):
+        for i, (prompt, params) in enumerate(work):
+            small.add_request(str(i), prompt, params)
+        done = {}
+        while small.has_unfinished():
+            done.update((int(out.request_id), out) for out in small.step())
+        return [done[i] for i in range(len(work))]
+
+    ids = [5, 6, 7, 8]
+    (before,) = run((ids, GREEDY))
+    drawn = GREEDY.replace(temperature=1.0, seed=3)
+    broken, good, too = run(([10, 47000, 11], GREEDY), (ids, GREEDY), ([47000, 12], drawn))
+    for out in (broken, too):
+        assert only(out).finish_reason == "error" and "finite" in only(out).error
     assert only(good).token_ids == only(before).token_ids
     # The pages that held NaN are used again: nothing of it is left.
     results = run(*[([i + 50] * 40, GREEDY) for i in range(8)])
     assert all(only(r).finish_reason == "length" for r in results)
 
 
-def test_an_engine_that_nobody_holds_gives_its_memory_back():
+@pytest.mark.parametrize("runner", ["auto", "paged"])
+def test_an_engine_that_nobody_holds_gives_its_memory_back(runner):
     import gc
     import weakref
 
-    gone = Engine("smollm2-135m", EngineConfig(dtype="bfloat16", kv_cache_memory="32MiB"))
-    model = weakref.ref(gone.runner.decoder.model)
+    gone = Engine("smollm2-135m", EngineConfig(dtype="bfloat16", kv_cache_memory="32MiB", runner=runner))
+    model = weakref.ref(gone.runner)
     del gone
     gc.collect()
     assert model() is None

@@ -16,10 +16,14 @@ import transformers
 from anyrig.core.config import EngineConfig
 from anyrig.core.errors import Unsupported
 from anyrig.core.spec import Chunk, StepPlan
+from anyrig.engine.fused import FusedRunner, pack
 from anyrig.engine.paged import FallbackRunner, PagedRunner
 from anyrig.models.adapter import Decoder
+from anyrig.models.describe import describe
 from anyrig.models.fallback import Fallback
 from anyrig.models.load import load_random
+from anyrig.models.prepared import InMemory
+from anyrig.ops.cpu import native
 
 VOCAB = 160
 SMALL = {
@@ -118,25 +122,54 @@ FAMILIES = [
 
 @dataclass(frozen=True)
 class Verdict:
-    tier: str  # "paged" or "transformers"
-    reason: str  # why not paged
+    tier: str  # "fused", "paged" or "transformers"
+    reason: str  # why not a better one
     difference: float  # greatest difference of logits from an eager forward, relative to the greatest logit
 
 
+def fused_runner(config: dict[str, Any], name: str, options: EngineConfig) -> FusedRunner:
+    """The CPU kernels' decoder of a random model.
+
+    Raises:
+        Unsupported: when the kernels aren't built, or don't cover it.
+    """
+    module = native.module()
+    if module is None:
+        raise Unsupported(native.why_not() or "")
+    description = describe(load_random(config, dtype=torch.float32, seed=1), name, 256, kind="float32")
+    memory = InMemory(description.spec, module.packed_size)
+    pack(description, memory, module)
+    return FusedRunner(memory.commit(), module, options, 256)
+
+
+def make_runner(family: Family, config: dict[str, Any], options: EngineConfig, fused: bool) -> tuple[Any, str]:
+    """The first tier that takes it, and why the one before did not."""
+    reason = ""
+    if fused:
+        try:
+            return fused_runner(config, family.model_type, options), ""
+        except Unsupported as error:
+            reason = str(error)
+    try:
+        model = load_random(config, dtype=torch.float32, seed=1)
+        return PagedRunner(Decoder(model, family.model_type, 256), options, 256), reason
+    except Unsupported as error:
+        reason = str(error)
+    model = load_random(config, dtype=torch.float32, seed=1)
+    return FallbackRunner(Fallback(model), options, 256, reason), reason
+
+
 @torch.inference_mode()
-def check(family: Family) -> Verdict:
-    """Ragged prefill in chunks, then decode together, against one eager forward per sequence (float32)."""
+def check(family: Family, fused: bool = True) -> Verdict:
+    """Ragged prefill in chunks, then decode together, against one eager forward per sequence (float32).
+
+    Args:
+        fused: let the CPU kernels' whole decoder have it where it can; else the paged tier is the best.
+    """
     config = family.configuration()
     eager = load_random(config, dtype=torch.float32, seed=1)
     options = EngineConfig(kv_cache_memory="16MiB", max_model_len=256)
-    reason = ""
-    try:
-        runner: Any = PagedRunner(
-            Decoder(load_random(config, dtype=torch.float32, seed=1), family.model_type, 256), options, 256
-        )
-    except Unsupported as error:
-        reason = str(error)
-        runner = FallbackRunner(Fallback(load_random(config, dtype=torch.float32, seed=1)), options, 256, reason)
+    runner, reason = make_runner(family, config, options, fused)
     rng = random.Random(0)
     sequences = [[rng.randrange(3, VOCAB) for _ in range(n)] for n in (1, 9, 40, 70)]
     tables = [list(range(1 + 8 * i, 9 + 8 * i)) for i in range(len(sequences))]
@@ -150,7 +183,7 @@ def check(family: Family) -> Verdict:
             n = min(left, 1 if left <= 5 else min(23 if runner.chunked else left, left - 5))
             if n:
                 chunks.append(Chunk(i, tokens[done[i] : done[i] + n], done[i], tables[i], rows=n))
-        logits = runner.run(StepPlan(chunks)).logits.split([c.rows for c in chunks])
+        logits = torch.as_tensor(runner.run(StepPlan(chunks)).logits).split([c.rows for c in chunks])
         for chunk, rows in zip(chunks, logits, strict=True):
             got[chunk.seq_id].append(rows)
             done[chunk.seq_id] += chunk.length
@@ -158,7 +191,8 @@ def check(family: Family) -> Verdict:
     for tokens, rows in zip(sequences, got, strict=True):
         expected = eager(input_ids=torch.tensor([tokens])).logits[0]
         worst = max(worst, float((torch.cat(rows) - expected).abs().max() / expected.abs().max()))
-    return Verdict("transformers" if reason else "paged", reason, worst)
+    tiers = {FusedRunner: "fused", PagedRunner: "paged", FallbackRunner: "transformers"}
+    return Verdict(tiers[type(runner)], reason, worst)
 
 
 def table() -> str:
@@ -169,13 +203,14 @@ def table() -> str:
         "Each row is a tiny random model of the family: prompts of 1 to 70 tokens, computed in chunks and token by",
         "token in one ragged batch, agree with an eager forward in float32.",
         "",
+        "- **fused**: on a CPU, the whole decoder in our kernels; paged elsewhere, and where they aren't built.",
         "- **paged**: the model's own module on our paged attention; everything in these docs applies.",
         "- **transformers**: Transformers' own forward and cache, one sequence after the other; slower, same results.",
         "",
-        "Other decoders of Transformers that use its attention interface run on the paged path too; the probe at load",
-        "decides, and says why when it is not so.",
+        "Other decoders are fused when they are made of the same parts, and paged when they use Transformers' attention",
+        "interface; the probe at load decides, and says why when it is not so.",
         "",
-        "| family | what is special | runs as | why not paged |",
+        "| family | what is special | runs as | why not better |",
         "|---|---|---|---|",
     ]
     for family in FAMILIES:
