@@ -80,7 +80,7 @@ class Subject:
     ) -> dict[str, Any]:
         """Rates of a pass of `steps` steps over requests of `(prompt, generated)` tokens, see `roofline.reached`."""
         in_tokens = sum(p for p, _ in lengths)
-        prefill_steps = min(steps, -(-in_tokens // self.config.max_batch_tokens))
+        prefill_steps = min(steps, -(-in_tokens // self.engine.scheduler.max_batch_tokens))
         phases = cost.phases(
             self.shape,
             lengths,

@@ -40,7 +40,9 @@ class EngineConfig:
     )
     kv_cache_pinned: bool = option("take the memory for keys and values at the start rather than as it is used", False)
     max_num_seqs: int = option("most requests that run at once", 256)
-    max_batch_tokens: int = option("most tokens of one step, prompts and outputs together", 2048)
+    max_batch_tokens: int | None = option(
+        "most tokens of one step, prompts and outputs together; unset: 512 where the CPU kernels run, else 2048"
+    )
     max_chunk_tokens: int = option("most tokens of one prompt in one step", 512)
     page_size: int = option("tokens per page of the KV cache", 16)
     enable_prefix_caching: bool = option("reuse the keys and values of prompts that start alike", True)
@@ -59,7 +61,8 @@ class EngineConfig:
         if self.threads is not None and self.threads < 1:
             raise UsageError(f"`threads` must be at least 1. Given: {self.threads}")
         for name, low in (("max_num_seqs", 1), ("max_batch_tokens", 16), ("max_chunk_tokens", 1), ("page_size", 1)):
-            if getattr(self, name) < low:
+            value = getattr(self, name)
+            if value is not None and value < low:
                 raise UsageError(f"`{name}` must be at least {low}. Given: {getattr(self, name)}")
         if self.max_model_len is not None and self.max_model_len < 1:
             raise UsageError(f"`max_model_len` must be at least 1. Given: {self.max_model_len}")

@@ -79,6 +79,9 @@ class FusedRunner:
 
     prefix_caching = True
     chunked = True
+    # More would be no faster: the products are at their best from some dozen rows on, and what lies between two of them
+    # stays in the caches. First tokens come the sooner.
+    batch_tokens = 512
 
     def __init__(self, model: Prepared, module: ModuleType, config: EngineConfig, max_model_len: int) -> None:
         spec = model.spec

@@ -71,6 +71,7 @@ class PagedRunner:
 
     prefix_caching = True
     chunked = True
+    batch_tokens = 2048
 
     def __init__(self, decoder: Decoder, config: EngineConfig, max_model_len: int, not_fused: str = "") -> None:
         self.decoder = decoder
@@ -146,6 +147,7 @@ class FallbackRunner:
 
     prefix_caching = False
     chunked = False  # recurrent states take a prompt whole, or token by token
+    batch_tokens = 2048
 
     def __init__(self, model: Fallback, config: EngineConfig, max_model_len: int, reason: str) -> None:
         self.model = model

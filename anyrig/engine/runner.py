@@ -27,12 +27,14 @@ class Runner(Protocol):
         max_model_len: longest sequence that the model and the pages hold.
         prefix_caching: whether pages can be shared between sequences.
         chunked: whether a prompt can be computed in several steps.
+        batch_tokens: most tokens of a step that it does best with.
     """
 
     num_pages: int
     max_model_len: int
     prefix_caching: bool
     chunked: bool
+    batch_tokens: int
 
     def run(self, plan: StepPlan, best_only: bool = False) -> StepResult:
         """The rows that the chunks ask for. `best_only`: their most likely tokens are enough."""

@@ -316,8 +316,8 @@ class InMemory:
         """It stays."""
 
     def commit(self) -> Prepared:
-        arrays = (*self._made.matrices.values(), *self._made.vectors.values())
-        return replace(self._made, bytes=sum(a.nbytes for a in arrays))
+        size = sum(m.nbytes for m in self._made.matrices.values()) + sum(v.nbytes for v in self._made.vectors.values())
+        return replace(self._made, bytes=size)
 
 
 @contextmanager

@@ -147,23 +147,46 @@ inline void write_kv(const Pages& pages, const int32_t* table, int position, int
   }
 }
 
-// Scores of MR rows with 16 positions: queries [dim] in the keys' dtype.
-template <int MR>
-ANYRIG_INLINE void scores_of(const Pages& pages, const uint8_t* key, const uint8_t* ahead, int dim,
-                             const uint8_t* const* queries, float* out) {
+// Where a tile's keys and values lie, sixteen positions at a time.
+struct TilePlaces {
+  const uint8_t* key[TILE / LANES];
+  const uint8_t* value[TILE / LANES];
+
+  // Those of `table` from position `at` on; positions beyond `last` repeat it.
+  void find(const Pages& pages, const int32_t* table, int head, int at, int last, int v_dim) {
+    const int p = pages.page_size, element = pages.half ? 2 : 4;
+    for (int i = 0; i < TILE / LANES; ++i) {
+      const int position = std::min(at + i * LANES, last / LANES * LANES), page = table[position / p];
+      key[i] = pages.key(page, head) + position % p * 4;  // a bfloat16 pair, or one float, per position
+      value[i] = pages.value(page, head) + size_t(position % p) * v_dim * element;
+    }
+  }
+};
+
+// Scores of MR rows with 16 positions: queries [dim] in the keys' dtype. With FETCH, the lines at the same places of
+// what comes next are fetched meanwhile.
+template <int MR, bool FETCH>
+ANYRIG_INLINE void scores_of(const Pages& pages, const uint8_t* key, const uint8_t* next_key, const uint8_t* next_value,
+                             int dim, const uint8_t* const* queries, float* out) {
   f32x16 acc[MR]{};
   const size_t step = size_t(pages.page_size) * 4;
   if (pages.half) {
     for (int i = 0; i < dim / 2; ++i) {
       const auto k = load<i32x16>(key + i * step);
-      __builtin_prefetch(ahead + i * step);
+      if (FETCH) {
+        __builtin_prefetch(next_key + i * step, 0, 2);
+        __builtin_prefetch(next_value + i * 64, 0, 2);
+      }
 #pragma GCC unroll 8
       for (int r = 0; r < MR; ++r) acc[r] = dot_bf16(acc[r], k, load_i32(queries[r] + i * 4));
     }
   } else {
     for (int i = 0; i < dim; ++i) {
       const auto k = load<f32x16>(key + i * step);
-      __builtin_prefetch(ahead + i * step);
+      if (FETCH) {
+        __builtin_prefetch(next_key + i * step, 0, 2);
+        __builtin_prefetch(next_value + i * 64, 0, 2);
+      }
 #pragma GCC unroll 8
       for (int r = 0; r < MR; ++r) acc[r] += k * reinterpret_cast<const float*>(queries[r])[i];
     }
@@ -171,18 +194,24 @@ ANYRIG_INLINE void scores_of(const Pages& pages, const uint8_t* key, const uint8
   for (int r = 0; r < MR; ++r) store(out + r * TILE, acc[r]);
 }
 
+template <int MR>
+ANYRIG_INLINE void scores_of(const Pages& pages, const uint8_t* key, const uint8_t* next_key, const uint8_t* next_value,
+                             int dim, const uint8_t* const* queries, float* out) {
+  if (next_key) return scores_of<MR, true>(pages, key, next_key, next_value, dim, queries, out);
+  scores_of<MR, false>(pages, key, nullptr, nullptr, dim, queries, out);
+}
+
 // out[r] = out[r] * decay[r] + weights[r] times the values of a tile, for MR rows and VEC * 16 dimensions.
 template <int MR, int VEC>
-ANYRIG_INLINE void add_values(const Pages& pages, const uint8_t* const* values, int count, int v_dim, int d,
+ANYRIG_INLINE void add_values(bool half, const uint8_t* const* values, int count, int v_dim, int d,
                               const uint8_t* weights, const float* decay, float* out) {
   f32x16 acc[MR][VEC];
   for (int r = 0; r < MR; ++r)
     for (int j = 0; j < VEC; ++j) acc[r][j] = load<f32x16>(out + r * v_dim + d + j * LANES) * decay[r];
-  const int p = pages.page_size;
-  for (int page = 0; page * p < count; ++page) {
-    const int here = std::min(p, count - page * p);
-    if (pages.half) {
-      const uint8_t* v = values[page] + size_t(d) * 4;
+  for (int first = 0; first < count; first += LANES) {
+    const int here = std::min(LANES, count - first);
+    const uint8_t* v = values[first / LANES] + size_t(d) * 4;
+    if (half) {
       for (int t = 0; t < here; t += 2, v += size_t(v_dim) * 4) {
         // A position that is not there yet: its weight is 0, but its place may hold NaN, and 0 * NaN is NaN.
         const i32x16 there = splat(t + 1 < here ? -1 : 0xffff);
@@ -191,17 +220,16 @@ ANYRIG_INLINE void add_values(const Pages& pages, const uint8_t* const* values, 
         for (int j = 0; j < VEC; ++j) two[j] = load<i32x16>(v + j * 64) & there;
 #pragma GCC unroll 8
         for (int r = 0; r < MR; ++r) {
-          const int32_t pair = load_i32(weights + (size_t(r) * TILE + page * p + t) * 2);
+          const int32_t pair = load_i32(weights + (size_t(r) * TILE + first + t) * 2);
 #pragma GCC unroll 4
           for (int j = 0; j < VEC; ++j) acc[r][j] = dot_bf16(acc[r][j], two[j], pair);
         }
       }
     } else {
-      const uint8_t* v = values[page] + size_t(d) * 4;
       for (int t = 0; t < here; ++t, v += size_t(v_dim) * 4)
 #pragma GCC unroll 8
         for (int r = 0; r < MR; ++r) {
-          const float w = reinterpret_cast<const float*>(weights)[size_t(r) * TILE + page * p + t];
+          const float w = reinterpret_cast<const float*>(weights)[size_t(r) * TILE + first + t];
 #pragma GCC unroll 4
           for (int j = 0; j < VEC; ++j) acc[r][j] += load<f32x16>(v + j * 64) * w;
         }
@@ -212,19 +240,19 @@ ANYRIG_INLINE void add_values(const Pages& pages, const uint8_t* const* values, 
 }
 
 template <int MR>
-void add_rows(const Pages& pages, const uint8_t* const* values, int count, int v_dim, const uint8_t* weights,
+void add_rows(bool half, const uint8_t* const* values, int count, int v_dim, const uint8_t* weights,
               const float* decay, float* out) {
   int d = 0;
-  for (; d + 4 * LANES <= v_dim; d += 4 * LANES) add_values<MR, 4>(pages, values, count, v_dim, d, weights, decay, out);
-  for (; d < v_dim; d += LANES) add_values<MR, 1>(pages, values, count, v_dim, d, weights, decay, out);
+  for (; d + 4 * LANES <= v_dim; d += 4 * LANES) add_values<MR, 4>(half, values, count, v_dim, d, weights, decay, out);
+  for (; d < v_dim; d += LANES) add_values<MR, 1>(half, values, count, v_dim, d, weights, decay, out);
 }
 
 // The softmax of one row over one split, begun by the caller.
 class AttentionItem {
  public:
   AttentionItem(const AttentionLayer& layer, const Pages& pages, const AttentionPlan& plan, const WorkItem& item,
-                int head, const uint8_t* queries, AttentionScratch& scratch)
-      : layer_(layer), pages_(pages), chunk_(plan.chunks[item.chunk]), item_(item), head_(head), scratch_(scratch),
+                int head, const uint8_t* queries, AttentionScratch& scratch, const TilePlaces* after = nullptr)
+      : after_(after), layer_(layer), pages_(pages), chunk_(plan.chunks[item.chunk]), item_(item), head_(head), scratch_(scratch),
         rows_((item.t1 - item.t0) * layer.group()), last_(chunk_.start + item.t1 - 1), element_(pages.half ? 2 : 4) {
     // Row (t, g) is query head head * group + g of token t; queries are [tokens][heads][dim].
     for (int r = 0; r < rows_; ++r) {
@@ -250,9 +278,18 @@ class AttentionItem {
     std::fill(into.out, into.out + size_t(rows_) * layer_.v_dim, 0.0f);
     const int seen = last_ + 1;
     const int oldest = layer_.window ? std::max(0, position_[0] - layer_.window + 1) : 0;
-    const int end = std::min((s + 1) * SPLIT, seen);
-    for (int at = std::max(s * SPLIT, oldest / TILE * TILE); at < end; at += TILE)
-      tile(at, std::min(TILE, seen - at), into);
+    const int end = std::min((s + 1) * SPLIT, seen), first = std::max(s * SPLIT, oldest / TILE * TILE);
+    if (first >= end) return;
+    TilePlaces here, next;
+    find(here, first);
+    for (int at = first; at < end; at += TILE) {
+      if (at + TILE < end)
+        find(next, at + TILE);
+      else if (after_)
+        next = *after_;
+      tile(here, at + TILE < end || after_ ? next : here, at, std::min(TILE, seen - at), into);
+      here = next;
+    }
   }
 
   // a = a with b added, for every row; a row of b that saw nothing leaves a as it is.
@@ -288,34 +325,27 @@ class AttentionItem {
  private:
   static float exp_of(float x) { return exp(splat(x))[0]; }
 
-  void tile(int at, int count, const Partial& into) {
-    const int p = pages_.page_size, dim = layer_.dim;
-    // Values are read in pairs of positions, scores in sixteens: whatever lies beyond `count` gets weight 0.
-    const uint8_t* values[TILE / LANES];
-    for (int i = 0; i * p < count; ++i) values[i] = pages_.value(chunk_.table[at / p + i], head_);
-    for (int column = 0; column < count; column += LANES) {
-      const size_t inside = size_t((at + column) % p) * 4;
-      const uint8_t* key = pages_.key(chunk_.table[(at + column) / p], head_) + inside;
-      const uint8_t* ahead = pages_.key(chunk_.table[std::min(at + TILE + column, last_) / p], head_) + inside;
+  void tile(const TilePlaces& here, const TilePlaces& next, int at, int count, const Partial& into) {
+    for (int i = 0; i * LANES < count; ++i)
       for (int r = 0; r < rows_; r += 4) {
-        float* out = scratch_.scores + size_t(r) * TILE + column;
+        float* out = scratch_.scores + size_t(r) * TILE + i * LANES;
+        const uint8_t *key = here.key[i], *next_key = r == 0 ? next.key[i] : nullptr, *next_value = next.value[i];
         switch (std::min(4, rows_ - r)) {
-          case 4: scores_of<4>(pages_, key, ahead, dim, &query_[r], out); break;
-          case 3: scores_of<3>(pages_, key, ahead, dim, &query_[r], out); break;
-          case 2: scores_of<2>(pages_, key, ahead, dim, &query_[r], out); break;
-          case 1: scores_of<1>(pages_, key, ahead, dim, &query_[r], out); break;
+          case 4: scores_of<4>(pages_, key, next_key, next_value, layer_.dim, &query_[r], out); break;
+          case 3: scores_of<3>(pages_, key, next_key, next_value, layer_.dim, &query_[r], out); break;
+          case 2: scores_of<2>(pages_, key, next_key, next_value, layer_.dim, &query_[r], out); break;
+          case 1: scores_of<1>(pages_, key, next_key, next_value, layer_.dim, &query_[r], out); break;
         }
       }
-    }
     for (int r = 0; r < rows_; ++r) softmax(at, count, r, into);
     for (int r = 0; r < rows_; r += 4) {
       const uint8_t* w = scratch_.weights + size_t(r) * TILE * element_;
       float* out = into.out + size_t(r) * layer_.v_dim;
       switch (std::min(4, rows_ - r)) {
-        case 4: add_rows<4>(pages_, values, count, layer_.v_dim, w, decay_ + r, out); break;
-        case 3: add_rows<3>(pages_, values, count, layer_.v_dim, w, decay_ + r, out); break;
-        case 2: add_rows<2>(pages_, values, count, layer_.v_dim, w, decay_ + r, out); break;
-        case 1: add_rows<1>(pages_, values, count, layer_.v_dim, w, decay_ + r, out); break;
+        case 4: add_rows<4>(pages_.half, here.value, count, layer_.v_dim, w, decay_ + r, out); break;
+        case 3: add_rows<3>(pages_.half, here.value, count, layer_.v_dim, w, decay_ + r, out); break;
+        case 2: add_rows<2>(pages_.half, here.value, count, layer_.v_dim, w, decay_ + r, out); break;
+        case 1: add_rows<1>(pages_.half, here.value, count, layer_.v_dim, w, decay_ + r, out); break;
       }
     }
   }
@@ -349,6 +379,9 @@ class AttentionItem {
     into.top[r] = top;
   }
 
+  void find(TilePlaces& places, int at) const { places.find(pages_, chunk_.table, head_, at, last_, layer_.v_dim); }
+
+  const TilePlaces* after_;  // what the thread is going to read next, if it is known
   const AttentionLayer& layer_;
   const Pages& pages_;
   const Chunk& chunk_;

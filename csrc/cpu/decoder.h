@@ -48,6 +48,25 @@ struct Step {
   float* best_logit = nullptr;     // [wanted], before scale and softcap; NaN where the row holds a NaN
 };
 
+// Seconds that the calling thread spent in each part of the steps so far, waiting for the others included.
+struct Profile {
+  enum Part { embed, norm, qkv, place, attention, o, gate_up, down, head, PARTS_OF_STEP };
+  static constexpr const char* names[PARTS_OF_STEP] = {"embed", "norm", "qkv",  "place", "attention",
+                                                       "o",     "gate_up", "down", "head"};
+  double seconds[PARTS_OF_STEP] = {};
+  double total = 0;
+  Clock::time_point last;
+
+  void start() { last = Clock::now(); }
+  void end(Part part) {
+    const auto now = Clock::now();
+    const double spent = std::chrono::duration<double>(now - last).count();
+    seconds[part] += spent;
+    total += spent;
+    last = now;
+  }
+};
+
 // Memory that is kept from step to step and only ever grows.
 class Buffer {
  public:
@@ -176,10 +195,15 @@ class Decoder {
   int most_threads() const { return pool_->size(); }
   size_t workspace_bytes() const { return memory_.size() + head_memory_.size(); }
 
+  const Profile& profile() const { return profile_; }
+  void forget_profile() { profile_ = {}; }
+
   void run(const Step& step) {
+    profile_.start();
     prepare(step);
     const std::function<void(int)> work = [&](int thread) { compute(step, thread); };
     pool_->run(work);
+    profile_.end(Profile::head);
     for (int r = 0; r < step.wanted; ++r) {
       Best best;
       for (auto& scratch : scratch_) best.add(scratch.best[r]);
@@ -263,19 +287,28 @@ class Decoder {
     for (int r = int(long(m) * thread / threads()), end = int(long(m) * (thread + 1) / threads()); r < end; ++r) work(r);
   }
 
-  // Blocks of a product: taken in turns, or for few rows (where memory is the limit) one stretch for each thread.
-  template <class Done>
-  void multiply(const Linear& w, const Rows& a, int m, bool even, int phase, int thread, Done&& done) {
-    const int blocks = w.blocks(), n = threads();
-    if (m <= 2) {
-      const int share = round_up(ceil_div(blocks, n), even ? 2 : 1), first = std::min(blocks, share * thread);
-      return product(w, a, m, first, std::min(blocks, first + share), even, scratch_[thread].unpacked, done);
-    }
-    const int unit = even ? 4 : 6, size = std::max(unit, blocks / (n * 8) / unit * unit);
-    for (int first; (first = tickets_[phase].take() * size) < blocks;)
-      product(w, a, m, first, std::min(blocks, first + size), even, scratch_[thread].unpacked, done);
+  // A thread's own stretch of a product's blocks, where they are not taken in turns.
+  std::pair<int, int> stretch(const Linear& w, int thread) const {
+    const int blocks = w.blocks(), share = round_up(ceil_div(blocks, threads()), 2);
+    return {std::min(blocks, share * thread), std::min(blocks, share * (thread + 1))};
   }
 
+  // Few rows, where reading the weights takes as long as computing: one stretch for each thread, and the first blocks
+  // of the product that comes `next` are fetched at the end. Many rows: blocks are taken in turns.
+  template <class Done>
+  void multiply(const Linear& w, const Rows& a, int m, bool even, int phase, int thread, const Linear* next, Done&& done) {
+    auto& scratch = scratch_[thread].unpacked;
+    if (m <= ROWS_IN_STRETCHES) {
+      const auto [first, last] = stretch(w, thread);
+      const uint8_t* then = next ? next->block(stretch(*next, thread).first) : nullptr;
+      return product(w, a, m, first, last, even, then, scratch, done);
+    }
+    const int blocks = w.blocks(), unit = even ? 4 : 6, size = std::max(unit, blocks / (threads() * 8) / unit * unit);
+    for (int first; (first = tickets_[phase].take() * size) < blocks;)
+      product(w, a, m, first, std::min(blocks, first + size), even, nullptr, scratch, done);
+  }
+
+  static constexpr int ROWS_IN_STRETCHES = 192;
   static constexpr int PHASES = 5;  // of a layer that deal out tickets
 
   void compute(const Step& step, int thread) {
@@ -288,7 +321,7 @@ class Decoder {
     });
     for (size_t i = 0; i < layers.size(); ++i) {
       attention(step, layers[i], int(i) * PHASES, thread);
-      mlp(step, layers[i], int(i) * PHASES + 3, thread);
+      mlp(step, layers[i], i + 1 < layers.size() ? layers[i + 1].qkv : head, int(i) * PHASES + 3, thread);
     }
     logits(step, int(layers.size()) * PHASES, thread);
   }
@@ -317,21 +350,21 @@ class Decoder {
   }
 
   // rows_ = norm(x), once the row's own thread has computed it.
-  void norm(const Rows& into, int m, const float* weight, int thread) {
-    pool_->barrier();
+  void norm(const Rows& into, int m, const float* weight, Profile::Part before, int thread) {
+    meet(thread, before);
     float* row = scratch_[thread].row.data();
     each_row(m, thread, [&](int r) {
       rms_norm(x_ + size_t(r) * hidden, weight, hidden, eps, row);
       into.put(r, 0, hidden, row);
     });
-    pool_->barrier();
+    meet(thread, Profile::norm);
   }
 
   // x += multiplier * (w a + bias), with a norm in between where there is one.
   void add_product(const Linear& w, const Rows& a, int m, const float* bias, const float* out_norm, float multiplier,
-                   int phase, int thread) {
+                   int phase, int thread, const Linear& next) {
     float* into = out_norm ? y_ : x_;
-    multiply(w, a, m, false, phase, thread, [&](int row, int rows, int block, int blocks, const float* tile) {
+    multiply(w, a, m, false, phase, thread, &next, [&](int row, int rows, int block, int blocks, const float* tile) {
       for (int i = 0; i < rows; ++i)
         for (int j = 0; j < blocks; ++j) {
           const int n = (block + j) * LANES, width = std::min(LANES, hidden - n);
@@ -361,9 +394,13 @@ class Decoder {
     const int m = step.count;
     const auto& a = layer.attention;
     const Rows in = Rows::at(rows_, layer.qkv, m);
-    norm(in, m, layer.attn_norm, thread);
+    norm(in, m, layer.attn_norm, &layer == layers.data() ? Profile::embed : Profile::down, thread);
     const int width = layer.qkv.n;
-    multiply(layer.qkv, in, m, false, phase, thread, [&](int row, int rows, int block, int blocks, const float* tile) {
+    const int mine = int(long(m) * thread / threads()), end = int(long(m) * (thread + 1) / threads());
+    multiply(layer.qkv, in, m, false, phase, thread, &layer.o, [&](int row, int rows, int block, int blocks, const float* tile) {
+      // Spread over the product, which leaves the memory idle: what `place` is going to touch.
+      for (int r = std::max(row, mine); r < std::min(row + rows, end); ++r)
+        if (r % 8 == block / 3 % 8) expect(step, layer, r);
       for (int i = 0; i < rows; ++i)
         for (int j = 0; j < blocks; ++j) {
           const int n = (block + j) * LANES;
@@ -376,18 +413,34 @@ class Decoder {
           }
         }
     });
-    pool_->barrier();
+    meet(thread, Profile::qkv);
     each_row(m, thread, [&](int r) { place(step, layer, r); });
-    pool_->barrier();
+    meet(thread, Profile::place);
     const Rows out = Rows::at(rows_, layer.o, m);
     const bool whole = a.v_dim % K_UNIT == 0;  // a head's values fill units of the next product's input
     attend(layer, out, whole, phase + 1, thread);
-    pool_->barrier();
+    meet(thread, Profile::attention);
     if (!whole) {
       each_row(m, thread, [&](int r) { out.put(r, 0, layer.o.k, attention_ + size_t(r) * layer.o.k); });
       pool_->barrier();
     }
-    add_product(layer.o, out, m, layer.o_bias, layer.attn_out_norm, layer.multiplier, phase + 2, thread);
+    add_product(layer.o, out, m, layer.o_bias, layer.attn_out_norm, layer.multiplier, phase + 2, thread, layer.gate_up);
+  }
+
+  // Fetches the lines that the row's keys and values are going to be written to, which are many and far apart.
+  void expect(const Step& step, const Layer& layer, int r) const {
+    const auto& a = layer.attention;
+    const Chunk& chunk = step.chunks[chunk_of_[r]];
+    const int position = chunk.start + r - chunk.first, p = layer.pages.page_size;
+    if (chunk.length > 1) return;  // a prompt's rows write the same lines in turn
+    const int page = chunk.table[position / p], slot = position % p;
+    for (int h = 0; h < a.kv_heads; ++h) {
+      const uint8_t *k = layer.pages.key(page, h) + slot * 4, *v = layer.pages.value(page, h);
+      const int element = layer.pages.half ? 2 : 4;
+      for (int i = 0; i < a.dim * element / 4; ++i) __builtin_prefetch(k + size_t(i) * p * 4, 1, 3);
+      v += layer.pages.half ? size_t(slot / 2) * a.v_dim * 4 : size_t(slot) * a.v_dim * 4;
+      for (int i = 0; i < a.v_dim * 4; i += 64) __builtin_prefetch(v + i, 1, 3);
+    }
   }
 
   // Head norms and rope; then keys and values go to their pages, queries to q_.
@@ -439,10 +492,19 @@ class Decoder {
       }
     };
     const size_t slot = Partial::floats(plan.rows, a.v_dim);
-    for (int t; (t = tickets_[phase].take()) < tasks;) {
+    // The ticket after this one is taken early, so that its first tile can be fetched meanwhile.
+    TilePlaces after;
+    for (int t = tickets_[phase].take(), next; t < tasks; t = next) {
       const WorkItem& item = plan.items[t / a.kv_heads];
       const int head = t % a.kv_heads;
-      AttentionItem work(a, layer.pages, plan, item, head, q_, scratch);
+      next = tickets_[phase].take();
+      if (next < tasks) {
+        const WorkItem& then = plan.items[next / a.kv_heads];
+        const Chunk& chunk = plan.chunks[then.chunk];
+        const int last = chunk.start + then.t1 - 1, oldest = a.window ? std::max(0, chunk.start + then.t0 - a.window + 1) : 0;
+        after.find(layer.pages, chunk.table, next % a.kv_heads, std::max(then.s0 * SPLIT, oldest / TILE * TILE), last, a.v_dim);
+      }
+      AttentionItem work(a, layer.pages, plan, item, head, q_, scratch, next < tasks ? &after : nullptr);
       if (item.partial < 0) {
         work.run();
         deliver(item, head, scratch.all);
@@ -463,12 +525,12 @@ class Decoder {
     }
   }
 
-  void mlp(const Step& step, const Layer& layer, int phase, int thread) {
+  void mlp(const Step& step, const Layer& layer, const Linear& next, int phase, int thread) {
     const int m = step.count;
     const Rows in = Rows::at(rows_, layer.gate_up, m);
-    norm(in, m, layer.mlp_norm, thread);
+    norm(in, m, layer.mlp_norm, Profile::o, thread);
     const int width = layer.down.k;
-    multiply(layer.gate_up, in, m, true, phase, thread, [&](int row, int rows, int block, int blocks, const float* tile) {
+    multiply(layer.gate_up, in, m, true, phase, thread, &layer.down, [&](int row, int rows, int block, int blocks, const float* tile) {
       for (int i = 0; i < rows; ++i)
         for (int j = 0; j < blocks; j += 2) {
           const int n = (block + j) * LANES;
@@ -481,16 +543,16 @@ class Decoder {
           store(mlp_ + size_t(row + i) * width + n / 2, activate(layer.activation, gate) * up);
         }
     });
-    pool_->barrier();
+    meet(thread, Profile::gate_up);
     const Rows out = Rows::at(rows_, layer.down, m);
     each_row(m, thread, [&](int r) { out.put(r, 0, width, mlp_ + size_t(r) * width); });
-    pool_->barrier();
-    add_product(layer.down, out, m, layer.down_bias, layer.mlp_out_norm, layer.multiplier, phase + 1, thread);
+    meet(thread, Profile::norm);
+    add_product(layer.down, out, m, layer.down_bias, layer.mlp_out_norm, layer.multiplier, phase + 1, thread, next);
   }
 
   void logits(const Step& step, int phase, int thread) {
+    meet(thread, layers.empty() ? Profile::embed : Profile::down);
     if (step.wanted == 0) return;
-    pool_->barrier();
     const Rows in = Rows::at(head_rows_, head, step.wanted);
     float* row = scratch_[thread].row.data();
     each_row(step.wanted, thread, [&](int i) {
@@ -499,7 +561,7 @@ class Decoder {
     });
     pool_->barrier();
     auto& best = scratch_[thread].best;
-    multiply(head, in, step.wanted, false, phase, thread, [&](int r, int rows, int block, int blocks, const float* tile) {
+    multiply(head, in, step.wanted, false, phase, thread, nullptr, [&](int r, int rows, int block, int blocks, const float* tile) {
       for (int i = 0; i < rows; ++i)
         for (int j = 0; j < blocks; ++j) {
           const int n = (block + j) * LANES;
@@ -517,6 +579,13 @@ class Decoder {
     });
   }
 
+  // A part of the step is over: all threads meet.
+  void meet(int thread, Profile::Part part) {
+    pool_->barrier();
+    if (thread == 0) profile_.end(part);
+  }
+
+  Profile profile_;
   std::shared_ptr<Pool> pool_;
   std::vector<Scratch> scratch_;
   std::vector<Tickets> tickets_;

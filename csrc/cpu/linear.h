@@ -222,9 +222,7 @@ struct Rows {
       store_i8(out + j * LANES, q);
       sum[j / 2] += bits_of<u32x16>(q);
     }
-    uint32_t whole[2] = {};
-    for (int h = 0; h < 2; ++h)
-      for (int i = 0; i < LANES; ++i) whole[h] += sum[h][i];
+    const uint32_t whole[2] = {reduce_add(sum[0]), reduce_add(sum[1])};
     const int32_t total[2] = {int32_t(whole[0]), int32_t(whole[1])};
     scales[size_t(m) * (kp / K_UNIT) + g] = scale;
     if (kind == Kind::int8) {
@@ -271,9 +269,13 @@ struct Unpacked {
   }
 };
 
-// Rows m .. m+MR of `a` times blocks first .. first+NB of `w`, as float32 into tile [MR][NB * 16].
+// Fetches one line of what is needed next into the second-level cache.
+ANYRIG_INLINE void fetch(const uint8_t* p) { __builtin_prefetch(p, 0, 2); }
+
+// Rows m .. m+MR of `a` times blocks first .. first+NB of `w`, as float32 into tile [MR][NB * 16]. Meanwhile one block
+// at `ahead` is fetched: few rows leave the memory idle while a block is used again and again.
 template <int MR, int NB>
-ANYRIG_INLINE void tile_float(const Linear& w, const Rows& a, int m, int first, float* tile) {
+ANYRIG_INLINE void tile_float(const Linear& w, const Rows& a, int m, int first, const uint8_t* ahead, float* tile) {
   f32x16 acc[MR][NB]{};
   const uint8_t* rows[MR];
 #pragma GCC unroll 8
@@ -283,15 +285,18 @@ ANYRIG_INLINE void tile_float(const Linear& w, const Rows& a, int m, int first, 
   // One step takes 64 bytes of a block: one input (float32) or two (bfloat16).
   const int steps = w.kind == Kind::f32 ? a.kp : a.kp / 2;
   if (w.kind == Kind::f32) {
-    for (int s = 0; s < steps; ++s, weights += 64)
+    for (int s = 0; s < steps; ++s, weights += 64, ahead += 64) {
+      fetch(ahead);
 #pragma GCC unroll 8
       for (int j = 0; j < NB; ++j) {
         const auto v = load<f32x16>(weights + j * step);
 #pragma GCC unroll 8
         for (int i = 0; i < MR; ++i) acc[i][j] += v * reinterpret_cast<const float*>(rows[i])[s];
       }
+    }
   } else {
-    for (int s = 0; s < steps; ++s, weights += 64) {
+    for (int s = 0; s < steps; ++s, weights += 64, ahead += 64) {
+      fetch(ahead);
       i32x16 v[NB];
 #pragma GCC unroll 8
       for (int j = 0; j < NB; ++j) {
@@ -313,7 +318,7 @@ ANYRIG_INLINE void tile_float(const Linear& w, const Rows& a, int m, int first, 
 }
 
 template <int MR, int NB>
-ANYRIG_INLINE void tile_int8(const Linear& w, const Rows& a, int m, int first, float* tile) {
+ANYRIG_INLINE void tile_int8(const Linear& w, const Rows& a, int m, int first, const uint8_t* ahead, float* tile) {
   f32x16 acc[MR][NB]{};
   const int groups = a.kp / K_UNIT;
   const size_t step = w.block_bytes();
@@ -328,7 +333,8 @@ ANYRIG_INLINE void tile_int8(const Linear& w, const Rows& a, int m, int first, f
     }
     const uint8_t* row = a.data + size_t(m) * a.kp + g * K_UNIT;
 #pragma GCC unroll 4
-    for (int s = 0; s < K_UNIT / 4; ++s, weights += 64) {
+    for (int s = 0; s < K_UNIT / 4; ++s, weights += 64, ahead += 64) {
+      fetch(ahead);
       i32x16 v[NB];
 #pragma GCC unroll 8
       for (int j = 0; j < NB; ++j) {
@@ -413,7 +419,7 @@ ANYRIG_INLINE void tile_int4(const Linear& w, const Rows& a, int m, int first, f
 
 // Many rows: block `at` and the following of what was unpacked.
 template <int MR, int NB>
-ANYRIG_INLINE void tile_unpacked(const Unpacked& w, const Rows& a, int m, int at, float* tile) {
+ANYRIG_INLINE void tile_unpacked(const Unpacked& w, const Rows& a, int m, int at, const uint8_t* ahead, float* tile) {
   f32x16 acc[MR][NB]{};
   const int unit = a.unit, units = a.kp / unit, scales = a.kp / K_UNIT;
   const size_t step = size_t(a.kp) * LANES, scale_step = size_t(units) * 2 * LANES;
@@ -423,6 +429,10 @@ ANYRIG_INLINE void tile_unpacked(const Unpacked& w, const Rows& a, int m, int at
     i32x16 sum[MR][NB]{};
     const uint8_t* row = a.data + size_t(m) * a.kp + u * unit;
     for (int s = 0; s < unit / 4; ++s, weights += 64) {
+      if (s % 2) {  // packed, a block is about half as long
+        fetch(ahead);
+        ahead += 64;
+      }
       i32x16 v[NB];
 #pragma GCC unroll 8
       for (int j = 0; j < NB; ++j) v[j] = load<i32x16>(weights + j * step);
@@ -433,14 +443,18 @@ ANYRIG_INLINE void tile_unpacked(const Unpacked& w, const Rows& a, int m, int at
         for (int j = 0; j < NB; ++j) sum[i][j] = dot_u8s8(sum[i][j], v[j], four);
       }
     }
+    f32x16 each[NB], base[NB];
+#pragma GCC unroll 8
+    for (int j = 0; j < NB; ++j) {
+      each[j] = load<f32x16>(scale + j * scale_step);
+      base[j] = load<f32x16>(scale + j * scale_step + LANES);
+    }
 #pragma GCC unroll 8
     for (int i = 0; i < MR; ++i) {
       const float a_scale = a.scales[size_t(m + i) * scales + u * unit / K_UNIT];
       const float a_sum = a.sums[size_t(m + i) * units + u];
 #pragma GCC unroll 8
-      for (int j = 0; j < NB; ++j)
-        acc[i][j] = add_unit(acc[i][j], sum[i][j], a_scale, a_sum, load<f32x16>(scale + j * scale_step),
-                             load<f32x16>(scale + j * scale_step + LANES));
+      for (int j = 0; j < NB; ++j) acc[i][j] = add_unit(acc[i][j], sum[i][j], a_scale, a_sum, each[j], base[j]);
     }
   }
 #pragma GCC unroll 8
@@ -458,18 +472,18 @@ constexpr int tile_rows(bool integer, int blocks) {
 }
 
 template <int MR, int NB>
-__attribute__((noinline)) void tile(const Linear& w, const Unpacked* unpacked, const Rows& a, int m, int block, int at,
-                                    float* out) {
+__attribute__((noinline)) void tile(const Linear& w, const Unpacked* unpacked, const Rows& a, int m, int block,
+                                    const uint8_t* ahead, float* out) {
   if constexpr (MR <= tile_rows(true, NB)) {
-    if (w.kind == Kind::int8) return tile_int8<MR, NB>(w, a, m, block, out);
-    if (unpacked) return tile_unpacked<MR, NB>(*unpacked, a, m, at, out);
+    if (w.kind == Kind::int8) return tile_int8<MR, NB>(w, a, m, block, ahead, out);
+    if (unpacked) return tile_unpacked<MR, NB>(*unpacked, a, m, 0, ahead, out);
     if constexpr (MR < UNPACK_FROM)
       if (w.kind == Kind::int4) return tile_int4<MR, NB>(w, a, m, block, out);
   }
-  if constexpr (MR <= tile_rows(false, NB)) tile_float<MR, NB>(w, a, m, block, out);
+  if constexpr (MR <= tile_rows(false, NB)) tile_float<MR, NB>(w, a, m, block, ahead, out);
 }
 
-using Tile = void (*)(const Linear&, const Unpacked*, const Rows&, int, int, int, float*);
+using Tile = void (*)(const Linear&, const Unpacked*, const Rows&, int, int, const uint8_t*, float*);
 
 template <int NB, int... MR>
 constexpr auto tiles_of(std::integer_sequence<int, MR...>) {
@@ -482,19 +496,27 @@ constexpr std::array<std::array<Tile, MOST_ROWS>, MOST_BLOCKS> TILES = {
 
 
 // y = a w for the blocks first .. last, handed to done(m, rows, block, blocks, tile) tile by tile, where tile is
-// float32 [rows][blocks * 16]. `even`: tiles of an even number of blocks only (gate beside up).
+// float32 [rows][blocks * 16].
+//
+// `even`: tiles of an even number of blocks only (gate beside up). `next`: what the thread reads after the last block.
 template <class Done>
-void product(const Linear& w, const Rows& a, int m, int first, int last, bool even, Unpacked& scratch, Done&& done) {
+void product(const Linear& w, const Rows& a, int m, int first, int last, bool even, const uint8_t* next,
+             Unpacked& scratch, Done&& done) {
   alignas(64) float out[MOST_ROWS * MOST_BLOCKS * LANES];
   const bool unpack = w.kind == Kind::int4 && m >= UNPACK_FROM;
-  const int wide = even || m == 1 ? 4 : 3;
+  // int4 blocks have their scales in registers too: narrower tiles of more rows.
+  const int wide = unpack ? 2 : even || m == 1 ? 4 : 3;
+  const size_t size = w.block_bytes();
   for (int block = first; block < last;) {
     const int blocks = std::min(wide, last - block);
     if (unpack) scratch.fill(w, block, blocks);
     const int most = tile_rows(w.kind == Kind::int8 || w.kind == Kind::int4, blocks);
-    for (int row = 0; row < m;) {
+    // Each tile of rows fetches one of the blocks that come next; further tiles find them there.
+    const uint8_t* after = block + blocks < last ? w.block(block + blocks) : next ? next : w.block(block);
+    for (int row = 0, turn = 0; row < m; ++turn) {
       const int rows = std::min(most, m - row);
-      TILES[blocks - 1][rows - 1](w, unpack ? &scratch : nullptr, a, row, block, 0, out);
+      const uint8_t* ahead = turn < wide ? after + size * turn : w.block(block);
+      TILES[blocks - 1][rows - 1](w, unpack ? &scratch : nullptr, a, row, block, ahead, out);
       done(row, rows, block, blocks, out);
       row += rows;
     }

@@ -62,7 +62,7 @@ inline double measure_product(Pool& pool, Kind kind, int m, int n, int k) {
     tickets.reset();
     best = std::min(best, quickest(pool, 1, [&](int thread) {
       for (int first; (first = tickets.take() * unit) < w.blocks();)
-        product(w, rows, m, first, std::min(w.blocks(), first + unit), false, scratch[thread],
+        product(w, rows, m, first, std::min(w.blocks(), first + unit), false, nullptr, scratch[thread],
                 [&](int, int, int, int, const float* tile) { sums[thread * LANES] += tile[0]; });
     }));
   }

@@ -124,7 +124,7 @@ class LinearOp {
       for (int r = m * thread / threads; r < m * (thread + 1) / threads; ++r) rows.put(r, 0, w_.k, in + size_t(r) * w_.k);
       pool.barrier();
       for (int first; (first = tickets_.take() * unit) < w_.blocks();)
-        product(w_, rows, m, first, std::min(w_.blocks(), first + unit), false, scratch_[thread],
+        product(w_, rows, m, first, std::min(w_.blocks(), first + unit), false, nullptr, scratch_[thread],
                 [&](int row, int count, int block, int blocks, const float* tile) {
                   const int n = block * LANES, width = std::min(blocks * LANES, w_.n - n);
                   for (int i = 0; i < count; ++i)
@@ -390,6 +390,14 @@ class DecoderOp {
     decoder_.run(step);
   }
 
+  // Seconds by part of the step since the last call.
+  nb::dict profile() {
+    nb::dict parts;
+    for (int i = 0; i < Profile::PARTS_OF_STEP; ++i) parts[Profile::names[i]] = decoder_.profile().seconds[i];
+    decoder_.forget_profile();
+    return parts;
+  }
+
   int threads() const { return decoder_.most_threads(); }
   size_t workspace_bytes() const { return decoder_.workspace_bytes(); }
 
@@ -480,6 +488,7 @@ NB_MODULE(ANYRIG_MODULE, m) {
       .def("step", &DecoderOp::step, "tokens"_a.noconvert(), "lengths"_a.noconvert(), "starts"_a.noconvert(),
            "table"_a.noconvert(), "offsets"_a.noconvert(), "rows"_a.noconvert(), "best"_a.noconvert(),
            "best_logit"_a.noconvert(), "logits"_a.noconvert().none())
+      .def("profile", &DecoderOp::profile)
       .def_prop_ro("threads", &DecoderOp::threads)
       .def_prop_ro("workspace_bytes", &DecoderOp::workspace_bytes);
 }

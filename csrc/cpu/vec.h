@@ -189,20 +189,39 @@ ANYRIG_INLINE f32x16 min(const f32x16& a, const f32x16& b) { return select(a < b
 ANYRIG_INLINE f32x16 abs(const f32x16& a) { return as_f32(as_i32(a) & 0x7fffffff); }
 
 // Sums and maxima over lanes, always in the same order of halves.
-ANYRIG_INLINE float reduce_add(f32x16 v) {
+ANYRIG_INLINE float reduce_add(const f32x16& v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)v.p[0]);
+#else
   float x[LANES];
   store(x, v);
   for (int width = 8; width; width /= 2)
     for (int i = 0; i < width; ++i) x[i] += x[i + width];
   return x[0];
+#endif
 }
 
-ANYRIG_INLINE float reduce_max(f32x16 v) {
+ANYRIG_INLINE float reduce_max(const f32x16& v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)v.p[0]);
+#else
   float x[LANES];
   store(x, v);
   for (int width = 8; width; width /= 2)
     for (int i = 0; i < width; ++i) x[i] = x[i] > x[i + width] ? x[i] : x[i + width];
   return x[0];
+#endif
+}
+
+// Sum of all lanes; wraps around.
+ANYRIG_INLINE uint32_t reduce_add(const u32x16& v) {
+#if defined(__AVX512F__)
+  return uint32_t(_mm512_reduce_add_epi32((__m512i)v.p[0]));
+#else
+  uint32_t sum = 0;
+  for (int i = 0; i < LANES; ++i) sum += v[i];
+  return sum;
+#endif
 }
 
 // Rounds to the nearest integer, ties to even, for |x| < 2^22: adding 1.5 * 2^23 leaves no bits for a fraction.
