@@ -61,7 +61,8 @@ struct Linear {
 
 // ---------------------------------------------------------------------------------------------------- packing
 
-// Packs up to 16 rows of float32 `w` [rows, k] into one block. Missing rows and columns are zeros.
+// Packs up to 16 rows of float32 `w` [rows, k] into one block; int8 and int4 rows with a weight that is not finite get a
+// scale that is not a number. Missing rows and columns are zeros.
 inline void pack_block(const Linear& shape, const float* w, size_t stride, int rows, uint8_t* out) {
   const int k = shape.k, kp = shape.padded_k();
   std::memset(out, 0, shape.block_bytes());
@@ -77,9 +78,13 @@ inline void pack_block(const Linear& shape, const float* w, size_t stride, int r
     std::memset(out, 128, size_t(kp) * LANES);
     auto* scales = reinterpret_cast<float*>(out + size_t(kp) * LANES);
     for (int r = 0; r < rows; ++r) {
-      float most = 0;
-      for (int i = 0; i < k; ++i) most = std::max(most, std::fabs(w[r * stride + i]));
-      scales[r] = most / 127;
+      float most = 0, nothing = 0;
+      for (int i = 0; i < k; ++i) {
+        most = std::max(most, std::fabs(w[r * stride + i]));
+        nothing += w[r * stride + i] * 0;
+      }
+      scales[r] = most / 127 + nothing;  // NaN where a weight is not finite: it must not become some small integer
+      if (nothing != nothing) continue;
       const float inverse = most > 0 ? 127 / most : 0;
       for (int i = 0; i < k; ++i)
         out[(i / 4 * LANES + r) * 4 + i % 4] = uint8_t(128 + int(std::nearbyint(w[r * stride + i] * inverse)));
@@ -90,8 +95,9 @@ inline void pack_block(const Linear& shape, const float* w, size_t stride, int r
       auto* scales = reinterpret_cast<uint16_t*>(o + size_t(shape.group) * 8);
       for (int r = 0; r < rows; ++r) {
         const int first = g * shape.group, last = std::min(k, first + shape.group);
-        float low = first < last ? w[r * stride + first] : 0, high = low;
+        float low = first < last ? w[r * stride + first] : 0, high = low, nothing = 0;
         for (int i = first; i < last; ++i) {
+          nothing += w[r * stride + i] * 0;
           low = std::min(low, w[r * stride + i]);
           high = std::max(high, w[r * stride + i]);
         }
@@ -101,6 +107,10 @@ inline void pack_block(const Linear& shape, const float* w, size_t stride, int r
         } else {
           scales[r] = to_f16((high - low) / 15);
           scales[LANES + r] = to_f16(low);
+        }
+        if (nothing != nothing) {
+          scales[r] = to_f16(nothing);
+          continue;
         }
         const float scale = from_f16(scales[r]), base = shape.minimum ? from_f16(scales[LANES + r]) : -8 * scale;
         const float inverse = scale > 0 ? 1 / scale : 0;
