@@ -11,6 +11,9 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantize = Literal["none", "int8", "int4"]
 
 
+MOST_THREADS = 1000  # of the CPU kernels
+
+
 def option(help: str, default: Any = None, **extra: Any) -> Any:
     """A configuration field: `help` is shown by the command line, `extra` may hold `metavar`."""
     return field(default=default, metadata={"help": help, **extra})
@@ -29,8 +32,8 @@ class EngineConfig:
         "weights on a CPU, with int8 activations: int8 (a scale per output), int4 (groups of 32 with a minimum)", "none"
     )
     runner: RunnerName = option(
-        "how steps are computed; fused: whole decoders by the CPU kernels, paged: our attention in Transformers' module,"
-        " transformers: its own forward; auto: the first that can",
+        "how steps are computed; fused: the whole decoder by the CPU kernels; paged: our attention in Transformers'"
+        " module; transformers: its own forward; auto: the first that can",
         "auto",
     )
     device: str = option("auto, cpu, cuda or cuda:N (ROCm too)", "auto")
@@ -41,7 +44,7 @@ class EngineConfig:
     kv_cache_pinned: bool = option("take the memory for keys and values at the start rather than as it is used", False)
     max_num_seqs: int = option("most requests that run at once", 256)
     max_batch_tokens: int | None = option(
-        "most tokens of one step, prompts and outputs together; unset: 512 where the CPU kernels run, else 2048"
+        "most tokens of one step, prompts and outputs together; unset: 512 where the fused decoder runs, else 2048"
     )
     max_chunk_tokens: int = option("most tokens of one prompt in one step", 512)
     page_size: int = option("tokens per page of the KV cache", 16)
@@ -51,15 +54,18 @@ class EngineConfig:
     )
     seed: int = option("seed of requests that bring none", 0)
     threads: int | None = option("CPU threads; unset: the cores this process may use")
-    verify: bool = option("compare the paged engine with plain attention once at load", False)
+    verify: bool = option(
+        "compare the paged engine with plain attention once at load (the fused one always is, when it is prepared)",
+        False,
+    )
 
     def __post_init__(self) -> None:
         for field_ in fields(self):
             known = get_args(field_.type)
             if get_origin(field_.type) is Literal and getattr(self, field_.name) not in known:
                 raise UsageError(f"`{field_.name}` must be {' or '.join(known)}. Given: {getattr(self, field_.name)!r}")
-        if self.threads is not None and self.threads < 1:
-            raise UsageError(f"`threads` must be at least 1. Given: {self.threads}")
+        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
+            raise UsageError(f"`threads` must be 1 to {MOST_THREADS}. Given: {self.threads}")
         for name, low in (("max_num_seqs", 1), ("max_batch_tokens", 16), ("max_chunk_tokens", 1), ("page_size", 1)):
             value = getattr(self, name)
             if value is not None and value < low:

@@ -90,7 +90,7 @@ class Engine:
             PagePool(self.runner.num_pages),
             page_size=config.page_size,
             max_num_seqs=config.max_num_seqs,
-            max_batch_tokens=config.max_batch_tokens or self.runner.batch_tokens,
+            max_batch_tokens=config.max_batch_tokens or max(self.runner.batch_tokens, config.max_num_seqs),
             max_chunk_tokens=config.max_chunk_tokens,
             prefix_caching=config.enable_prefix_caching and self.runner.prefix_caching,
             model_version=self.info.version,

@@ -17,7 +17,7 @@ import numpy as np
 
 from anyrig.core.config import EngineConfig
 from anyrig.core.decoder import INT4, BlockSpec, DecoderSpec, WeightKind
-from anyrig.core.errors import Unsupported
+from anyrig.core.errors import OutOfMemory, Unsupported
 from anyrig.core.spec import Chunk, StepPlan, StepResult
 from anyrig.engine import memory
 from anyrig.engine.runner import pick_dtype
@@ -27,6 +27,8 @@ from anyrig.models.prepared import Prepared
 from anyrig.ops.cpu import native
 
 log = logging.getLogger(__name__)
+
+Logits = np.ndarray[Any, np.dtype[np.float32]]
 
 PAGE_SIZES = (16, 32, 64)
 MOST_HEADS_PER_KV_HEAD = 128
@@ -62,16 +64,19 @@ def weight_kind(config: EngineConfig, isa: str) -> WeightKind:
     Raises:
         Unsupported: for a dtype that the kernels lack.
     """
+    dtype = pick_dtype(config.dtype, "cpu")
+    if dtype == "float16":
+        raise Unsupported("`dtype` is float16, which the CPU kernels lack")
     if config.quantize != "none":
         return config.quantize
-    dtype = pick_dtype(config.dtype, "cpu")
     if config.dtype == "auto" and isa != "avx512":
         return "float32"
-    if dtype == "bfloat16":
-        return "bfloat16"
-    if dtype == "float32":
-        return "float32"
-    raise Unsupported(f"`dtype` is {dtype}, which the CPU kernels lack")
+    return "bfloat16" if dtype == "bfloat16" else "float32"
+
+
+def half_pages(kind: WeightKind, isa: str) -> bool:
+    """Whether keys and values are bfloat16: where there is a dot product for it, unless the weights are float32."""
+    return kind != "float32" and isa == "avx512"
 
 
 class FusedRunner:
@@ -89,19 +94,32 @@ class FusedRunner:
         self.prepared = model
         self.isa: str = module.isa
         self.page_size = config.page_size
-        # int8 and int4 models keep keys and values in bfloat16, where the dot products take it.
-        self.half = spec.kind != "float32" and self.isa == "avx512"
+        self.half = half_pages(spec.kind, self.isa) and config.dtype != "float32"
+        self.decoder = build(model, module, config.threads or cpu.read().cores)
         layers = [layer.attention for layer in spec.layers]
-        size = memory.size_kv(layers, config, max_model_len, 2 if self.half else 4, "cpu")
+        page_bytes = self.decoder.page_bytes(self.page_size, self.half)
+        size = memory.size_kv(layers, config, max_model_len, 2 if self.half else 4, "cpu", page_bytes)
         self.num_pages = size.num_pages
         self.kv_bytes = size.total_bytes
         self.max_model_len = memory.longest(size, config, max_model_len)
-        self.decoder = build(model, module, config.threads or cpu.read().cores)
-        self.decoder.allocate(self.num_pages, self.page_size, self.half, config.kv_cache_pinned)
+        try:
+            self.decoder.allocate(self.num_pages, self.page_size, self.half, config.kv_cache_pinned)
+        except MemoryError as error:
+            raise OutOfMemory(
+                f"there are no {self.kv_bytes / 2**20:,.0f} MiB for keys and values",
+                "set `kv_cache_memory` lower" + (", or leave `kv_cache_pinned`" if config.kv_cache_pinned else ""),
+            ) from error
         self.weight_bytes = model.bytes
+        self._logits = np.empty((0, spec.vocab_size), np.float32)
 
     def run(self, plan: StepPlan, best_only: bool = False) -> StepResult:
-        return step(self.decoder, self.spec, plan, best_only)
+        """Logits are the runner's memory, overwritten by the next step."""
+        return step(self.decoder, plan, None if best_only else self._logits_for)
+
+    def _logits_for(self, rows: int) -> Logits:
+        if rows > len(self._logits):
+            self._logits = np.empty((rows + rows // 4, self.spec.vocab_size), np.float32)
+        return self._logits[:rows]
 
     def forget(self, seq_id: int) -> None:
         """Nothing is kept by sequence: pages are the scheduler's."""
@@ -114,12 +132,17 @@ class FusedRunner:
         return (
             f"fused decoder on cpu ({self.isa}), {self.decoder.threads} threads, {self.spec.kind}, "
             f"weights {self.weight_bytes / 2**20:,.0f} MiB {kept}, "
-            f"KV cache up to {self.kv_bytes / 2**20:,.0f} MiB ({self.num_pages - 1:,} pages)"
+            f"{'bfloat16' if self.half else 'float32'} KV cache up to {self.kv_bytes / 2**20:,.0f} MiB "
+            f"({self.num_pages - 1:,} pages)"
         )
 
 
-def step(decoder: Any, spec: DecoderSpec, plan: StepPlan, best_only: bool = False) -> StepResult:
-    """Compute a plan: its lists become flat int32 arrays, and one call does the rest."""
+def step(decoder: Any, plan: StepPlan, logits_for: Callable[[int], Logits] | None = None) -> StepResult:
+    """Compute a plan: its lists become flat int32 arrays, and one call does the rest.
+
+    Args:
+        logits_for: makes float32 `[rows, vocab]` to be filled; None: the best tokens are enough.
+    """
     tokens: list[int] = []
     lengths: list[int] = []
     starts: list[int] = []
@@ -137,7 +160,7 @@ def step(decoder: Any, spec: DecoderSpec, plan: StepPlan, best_only: bool = Fals
             rows += range(end - chunk.rows, end)
     best = np.empty(len(rows), np.int32)
     best_logits = np.empty(len(rows), np.float32)
-    logits = None if best_only else np.empty((len(rows), spec.vocab_size), np.float32)
+    logits = None if logits_for is None else logits_for(len(rows))
     decoder.step(
         np.array(tokens, np.int32),
         np.array(lengths, np.int32),
@@ -269,11 +292,14 @@ def _logits(model: Prepared, module: ModuleType, config: EngineConfig, ids: list
     """Logits `[len(ids), vocab]` of one sequence, in two chunks and some single steps."""
     decoder = build(model, module, config.threads or cpu.read().cores)
     pages = -(-len(ids) // PAGE_SIZES[0])
-    decoder.allocate(pages, PAGE_SIZES[0], model.spec.kind != "float32" and module.isa == "avx512", False)
+    decoder.allocate(pages, PAGE_SIZES[0], half_pages(model.spec.kind, module.isa), False)
+
+    def fresh(rows: int) -> Logits:
+        return np.empty((rows, model.spec.vocab_size), np.float32)
+
     cuts = [0, len(ids) // 2, len(ids) - 3, *range(len(ids) - 2, len(ids) + 1)]
     table = list(range(pages))
     parts = [
-        step(decoder, model.spec, StepPlan([Chunk(0, ids[a:b], a, table, rows=b - a)])).logits
-        for a, b in pairwise(cuts)
+        step(decoder, StepPlan([Chunk(0, ids[a:b], a, table, rows=b - a)]), fresh).logits for a, b in pairwise(cuts)
     ]
     return np.concatenate(parts)

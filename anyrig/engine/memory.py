@@ -48,15 +48,24 @@ def own_layers(layers: Sequence[LayerSpec]) -> list[LayerSpec]:
 
 
 def size_kv(
-    layers: Sequence[LayerSpec], config: EngineConfig, max_model_len: int, item_bytes: int, device: str
+    layers: Sequence[LayerSpec],
+    config: EngineConfig,
+    max_model_len: int,
+    item_bytes: int,
+    device: str,
+    page_bytes: int | None = None,
 ) -> KVSize:
-    """Decide the size from `kv_cache_memory`, or from what is free. `item_bytes`: of one number of a key or value.
+    """Decide the size from `kv_cache_memory`, or from what is free.
+
+    Args:
+        item_bytes: of one number of a key or value.
+        page_bytes: of one page in all layers, where it is more than the numbers take.
 
     Raises:
         OutOfMemory: when not even a short sequence fits.
     """
     per_token = sum(layer.kv_heads * (layer.dim + layer.v_dim) for layer in own_layers(layers)) * item_bytes
-    page_bytes = per_token * config.page_size
+    page_bytes = page_bytes or per_token * config.page_size
     pages_per_sequence = -(-max_model_len // config.page_size)
     if config.kv_cache_memory is not None:
         room = parse_size(config.kv_cache_memory, "kv_cache_memory")

@@ -5,6 +5,7 @@ Imports neither torch nor Transformers: a prepared model starts without them (`e
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -66,6 +67,8 @@ def make_runner(
     reason = f"it is for CPUs, not {device}"
     if config.runner not in ("auto", "fused"):
         reason = f"`runner` is {config.runner}"
+    elif config.runner == "auto" and config.verify:
+        reason = "`verify` is for the paged engine"
     elif device == "cpu":
         from anyrig.engine import fused
 
@@ -75,6 +78,7 @@ def make_runner(
             reason = str(error)
     if config.runner == "fused":
         raise UsageError(f"`runner` is fused, but {reason}", "auto takes what can")
+    gc.collect()  # a module that could not be described, before it is loaded anew
     from anyrig.engine import paged
 
     return paged.make(path, name, config, limit, device, progress, reason)

@@ -67,7 +67,8 @@ struct AttentionPlan {
   int partials = 0;              // slots of partial results (per KV head)
   int rows = 0;                  // most rows of an item
 
-  void build(int group, int kv_heads, int threads) {
+  // `splits`: the splits of a long sequence may be dealt to several threads, which leaves partial results to merge.
+  void build(int group, int kv_heads, int threads, bool splits) {
     items.clear(), merges.clear(), partials = 0, rows = 0;
     const int tokens = std::max(1, QUERY_ROWS / group);
     for (int c = 0; c < int(chunks.size()); ++c)
@@ -76,7 +77,7 @@ struct AttentionPlan {
         items.push_back({c, t, end, 0, ceil_div(chunks[c].start + end, SPLIT), -1});
         rows = std::max(rows, (end - t) * group);
       }
-    if (int(items.size()) * kv_heads < 2 * threads) deal_splits();
+    if (splits && long(items.size()) * kv_heads < 2L * threads) deal_splits();
     // Long ones first: the threads finish together.
     std::stable_sort(items.begin(), items.end(), [](auto& a, auto& b) { return work(a) > work(b); });
   }
@@ -87,7 +88,7 @@ struct AttentionPlan {
   void deal_splits() {
     std::vector<WorkItem> dealt;
     for (WorkItem item : items) {
-      if (item.s1 <= 1) {
+      if (item.s1 <= 1 || item.t1 - item.t0 > 1) {  // rows of prompts are many: they keep the threads busy as they are
         dealt.push_back(item);
         continue;
       }

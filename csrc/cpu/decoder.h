@@ -26,7 +26,6 @@ struct Rope {
 struct Layer {
   AttentionLayer attention;
   int rope = -1;
-  int intermediate = 0;
   Activation activation = Activation::silu;
   float multiplier = 1;
   Linear qkv, o, gate_up, down;
@@ -54,7 +53,6 @@ struct Profile {
   static constexpr const char* names[PARTS_OF_STEP] = {"embed", "norm", "qkv",  "place", "attention",
                                                        "o",     "gate_up", "down", "head"};
   double seconds[PARTS_OF_STEP] = {};
-  double total = 0;
   Clock::time_point last;
 
   void start() { last = Clock::now(); }
@@ -62,7 +60,6 @@ struct Profile {
     const auto now = Clock::now();
     const double spent = std::chrono::duration<double>(now - last).count();
     seconds[part] += spent;
-    total += spent;
     last = now;
   }
 };
@@ -222,7 +219,8 @@ class Decoder {
   // Everything that a step allocates or plans, before the threads start.
   void prepare(const Step& step) {
     const int m = step.count;
-    int widest_qkv = 0, widest_q = 0, widest_o = 0, widest_mlp = 0, longest = hidden, partial = 0;
+    int widest_qkv = 0, widest_q = 0, widest_o = 0, widest_mlp = 0, longest = hidden, most_rows = 1, widest_v = LANES;
+    size_t partial = 0;
     plans_.clear();
     for (auto& layer : layers) {
       const auto& a = layer.attention;
@@ -233,10 +231,16 @@ class Decoder {
       auto& plan = plan_of(a);
       if (plan.chunks.empty()) {
         plan.chunks = step.chunks;
-        plan.build(a.group(), a.kv_heads, threads());
+        plan.build(a.group(), a.kv_heads, threads(), true);
       }
-      partial = std::max(partial, int(plan.partials * a.kv_heads * Partial::floats(plan.rows, a.v_dim)));
-      for (auto& scratch : scratch_) scratch.attention.fit(std::max(plan.rows, 1), a.v_dim);
+      partial = std::max(partial, size_t(plan.partials) * a.kv_heads * Partial::floats(plan.rows, a.v_dim));
+      most_rows = std::max(most_rows, plan.rows), widest_v = std::max(widest_v, a.v_dim);
+      for (auto& scratch : scratch_)
+        for (const Linear* w : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) scratch.unpacked.fit(*w);
+    }
+    for (auto& scratch : scratch_) {
+      scratch.attention.fit(most_rows, widest_v);
+      scratch.unpacked.fit(head);
     }
     longest = std::max({longest, widest_qkv, widest_o, widest_mlp});
     int pairs = 0;
@@ -309,6 +313,7 @@ class Decoder {
   }
 
   static constexpr int ROWS_IN_STRETCHES = 192;
+  static constexpr int SPREAD = 8;  // tiles of outputs over which fetching the rows' pages is spread
   static constexpr int PHASES = 5;  // of a layer that deal out tickets
 
   void compute(const Step& step, int thread) {
@@ -400,7 +405,7 @@ class Decoder {
     multiply(layer.qkv, in, m, false, phase, thread, &layer.o, [&](int row, int rows, int block, int blocks, const float* tile) {
       // Spread over the product, which leaves the memory idle: what `place` is going to touch.
       for (int r = std::max(row, mine); r < std::min(row + rows, end); ++r)
-        if (r % 8 == block / 3 % 8) expect(step, layer, r);
+        if (r % SPREAD == block / 3 % SPREAD) expect(step, layer, r);
       for (int i = 0; i < rows; ++i)
         for (int j = 0; j < blocks; ++j) {
           const int n = (block + j) * LANES;

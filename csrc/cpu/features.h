@@ -32,7 +32,6 @@ inline std::vector<std::string> features() {
   if (b & (1u << 17)) found.push_back("avx512dq");
   if (b & (1u << 30)) found.push_back("avx512bw");
   if (b & (1u << 31)) found.push_back("avx512vl");
-  if (c & (1u << 1)) found.push_back("avx512vbmi");
   if (c & (1u << 11)) found.push_back("avx512vnni");
   if (__get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 5))) found.push_back("avx512bf16");
 #endif

@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 
 #include <cerrno>
-#include <system_error>
+#include <new>
 #include <vector>
 
 #include "attention.h"
@@ -28,23 +28,29 @@ class KvCache {
     return size_t(page_size) * (a.dim + a.v_dim) * (half ? 2 : 4);
   }
 
+  // All layers' keys and values of one page. An odd number of lines: pages a power of two apart would share a few sets
+  // of the caches, and all sequences of a batch write at about the same place of a page.
+  static size_t bytes_of_page(const std::vector<AttentionLayer>& layers, int page_size, bool half) {
+    size_t bytes = 0;
+    for (auto& a : layers) bytes += head_bytes(a, page_size, half) * a.kv_heads;
+    return ((bytes + 63) / 64 | 1) * 64;
+  }
+
   // Pages of every layer. `pinned`: all memory is taken now rather than when it is first written.
   std::vector<Pages> allocate(const std::vector<AttentionLayer>& layers, int num_pages, int page_size, bool half,
                               bool pinned) {
-    size_t page_bytes = 0;
-    for (auto& a : layers) page_bytes += head_bytes(a, page_size, half) * a.kv_heads;
-    // An odd number of lines: pages that lie a power of two apart would share a few sets of the caches. All sequences
-    // of a batch write at about the same place of a page; with 128 of them that alone took a tenth of a step.
-    page_bytes = (ceil_div(int(page_bytes), 64) | 1) * size_t(64) + 66 * 64;
+    const size_t page_bytes = bytes_of_page(layers, page_size, half);
     if (base_) munmap(base_, size_);
     base_ = nullptr;
+    num_pages_ = 0;
     size_ = page_bytes * num_pages;
-    num_pages_ = num_pages, page_bytes_ = page_bytes;
-    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (pinned ? MAP_POPULATE : 0);
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     void* memory = mmap(nullptr, size_, PROT_READ | PROT_WRITE, flags, -1, 0);
-    if (memory == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap of the KV cache");
+    if (memory == MAP_FAILED) throw std::bad_alloc();
     base_ = static_cast<uint8_t*>(memory);
     madvise(base_, size_, MADV_HUGEPAGE);
+    if (pinned) pin();
+    num_pages_ = num_pages, page_bytes_ = page_bytes;
     std::vector<Pages> pages;
     size_t at = 0;
     for (auto& a : layers) {
@@ -65,6 +71,15 @@ class KvCache {
   size_t bytes() const { return size_; }
 
  private:
+  // Takes the memory now; one that is not there must be an error here, not the end of the process later.
+  void pin() {
+#if defined(MADV_POPULATE_WRITE)
+    if (madvise(base_, size_, MADV_POPULATE_WRITE) == 0) return;
+    if (errno == ENOMEM || errno == EFAULT) throw std::bad_alloc();
+#endif
+    for (size_t i = 0; i < size_; i += 4096) base_[i] = 0;  // an older kernel
+  }
+
   uint8_t* base_ = nullptr;
   size_t size_ = 0, page_bytes_ = 0;
   int num_pages_ = 0;

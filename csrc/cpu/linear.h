@@ -253,10 +253,16 @@ struct Unpacked {
   std::vector<uint8_t> bytes;  // [blocks][kp / 4][16][4]
   std::vector<float> scales;   // [blocks][kp / unit][2][16]
 
+  // Makes room for tiles of this matrix; never in the middle of a run, where memory must not run out.
+  void fit(const Linear& w) {
+    if (w.kind != Kind::int4) return;
+    const size_t inputs = size_t(MOST_BLOCKS) * w.padded_k(), units = inputs / std::min(w.group, 64);
+    if (bytes.size() < inputs * LANES) bytes.resize(inputs * LANES);
+    if (scales.size() < units * 2 * LANES) scales.resize(units * 2 * LANES);
+  }
+
   void fill(const Linear& w, int first, int blocks) {
     const int kp = w.padded_k(), unit = std::min(w.group, 64), units = kp / unit;
-    bytes.resize(size_t(blocks) * kp * LANES);
-    scales.resize(size_t(blocks) * units * 2 * LANES);
     for (int b = 0; b < blocks; ++b) {
       uint8_t* out = bytes.data() + size_t(b) * kp * LANES;
       float* scale_out = scales.data() + size_t(b) * units * 2 * LANES;

@@ -54,6 +54,7 @@ inline double measure_product(Pool& pool, Kind kind, int m, int n, int k) {
   const Rows rows = Rows::at(aligned(memory), w, m);
   for (int r = 0; r < m; ++r) rows.put(r, 0, k, block.data() + size_t(r % LANES) * k);
   std::vector<Unpacked> scratch(pool.size());
+  for (auto& unpacked : scratch) unpacked.fit(w);
   std::vector<float> sums(pool.size() * LANES);
   Tickets tickets;
   const int unit = std::max(6, w.blocks() / (pool.size() * 8) / 6 * 6);

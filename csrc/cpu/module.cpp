@@ -65,14 +65,34 @@ Linear packed_of(const Vector<const uint8_t>& data, const std::string& kind, int
 struct Team {
   std::shared_ptr<Pool> pool;
   std::shared_ptr<std::mutex> busy;
+  std::shared_ptr<std::vector<DrawScratch>> draws;
+
+  // What all teams hang on; never freed: threads may outlive static objects.
+  struct Register {
+    std::mutex guard;
+    std::map<int, Team> teams;
+  };
+  static Register& all() {
+    static auto* teams = [] {
+      auto* made = new Register;
+      // A thread of the parent may have held these at the time of the fork; in the child nobody does.
+      pthread_atfork(nullptr, nullptr, [] {
+        new (&all().guard) std::mutex;
+        for (auto& [size, team] : all().teams) new (team.busy.get()) std::mutex;
+      });
+      return made;
+    }();
+    return *teams;
+  }
 
   static Team of(int threads) {
-    static std::mutex guard;
-    static std::map<int, Team>* teams = new std::map<int, Team>;  // never freed: threads may outlive static objects
-    if (threads < 1 || threads > 1024) refuse("threads must be 1 to 1024. Given: " + std::to_string(threads));
-    std::lock_guard lock(guard);
-    auto& team = (*teams)[threads];
-    if (!team.pool) team = {std::make_shared<Pool>(threads), std::make_shared<std::mutex>()};
+    if (threads < 1 || threads > Pool::MOST)
+      refuse("threads must be 1 to " + std::to_string(Pool::MOST) + ". Given: " + std::to_string(threads));
+    std::lock_guard lock(all().guard);
+    auto& team = all().teams[threads];
+    if (!team.pool)
+      team = {std::make_shared<Pool>(threads), std::make_shared<std::mutex>(),
+              std::make_shared<std::vector<DrawScratch>>(threads)};
     return team;
   }
 };
@@ -115,12 +135,13 @@ class LinearOp {
     nb::gil_scoped_release release;
     std::lock_guard lock(*team_.busy);
     Pool& pool = *team_.pool;
-    const int threads = pool.active();
     const Rows rows = Rows::at(memory_.fit(Rows::bytes(w_.kind, m, w_.padded_k())), w_, m);
     scratch_.resize(pool.size());
+    for (auto& unpacked : scratch_) unpacked.fit(w_);
     tickets_.reset();
-    const int unit = std::max(6, w_.blocks() / (threads * 8) / 6 * 6);
+    const int unit = std::max(6, w_.blocks() / (pool.active() * 8) / 6 * 6);
     pool.run([&](int thread) {
+      const int threads = pool.active();
       for (int r = m * thread / threads; r < m * (thread + 1) / threads; ++r) rows.put(r, 0, w_.k, in + size_t(r) * w_.k);
       pool.barrier();
       for (int first; (first = tickets_.take() * unit) < w_.blocks();)
@@ -187,9 +208,15 @@ class AttentionOp {
               nb::ndarray<T, nb::ndim<4>, nb::c_contig> vp, float scaling, int window, float softcap,
               std::optional<Vector<const float>> sinks, bool write, Cube<float> out) {
     AttentionLayer a{int(q.shape(1)), int(k.shape(1)), int(q.shape(2)), int(v.shape(2)), scaling, window, softcap, nullptr};
+    if (sinks && sinks->size() != q.shape(1)) refuse("one sink per head");
     if (sinks) a.sinks = sinks->data();
     const int tokens = int(q.shape(0));
-    if (a.dim % 2 || a.v_dim % LANES || a.heads % a.kv_heads || a.group() > MOST_ROWS_OF_ITEM)
+    if (k.shape(0) != q.shape(0) || v.shape(0) != q.shape(0) || k.shape(2) != q.shape(2) || v.shape(1) != k.shape(1))
+      refuse("q, k and v must be [tokens, heads, dim] of the same tokens");
+    if (out.shape(0) != q.shape(0) || out.shape(1) != q.shape(1) || out.shape(2) != v.shape(2))
+      refuse("out must be [tokens, heads, v_dim]");
+    if (vp.shape(0) != kp.shape(0) || vp.shape(2) != kp.shape(2)) refuse("pages of keys and values must be of one shape");
+    if (a.kv_heads < 1 || a.dim % 2 || a.v_dim % LANES || a.heads % a.kv_heads || a.group() > MOST_ROWS_OF_ITEM)
       refuse("attention of this shape is not supported");
     if (int(kp.shape(0)) != a.kv_heads || int(kp.shape(1)) < num_pages_ || int(kp.shape(2)) != page_size_ ||
         int(kp.shape(3)) != a.dim || int(vp.shape(3)) != a.v_dim || vp.shape(1) != kp.shape(1))
@@ -210,12 +237,11 @@ class AttentionOp {
   void run(const AttentionLayer& a, const Pages& pages, const float* q, const float* k, const float* v, int tokens,
            bool write, float* out) {
     Pool& pool = *team_.pool;
-    const int threads = pool.active();
     auto found = plans_.find({a.group(), a.kv_heads});
     if (found == plans_.end()) {
       found = plans_.emplace(std::pair{a.group(), a.kv_heads}, AttentionPlan{}).first;
       found->second.chunks = chunks_;
-      found->second.build(a.group(), 1 << 20, threads);  // splits stay together: no partial results to keep
+      found->second.build(a.group(), a.kv_heads, pool.size(), false);
     }
     AttentionPlan& plan = found->second;
     const size_t element = pages.half ? 2 : 4, width = size_t(a.heads) * a.dim;
@@ -225,7 +251,7 @@ class AttentionOp {
     for (auto& scratch : scratch_) scratch.fit(std::max(plan.rows, 1), a.v_dim);
     tickets_.reset();
     pool.run([&](int thread) {
-      for (size_t c = thread; c < chunks_.size(); c += threads) {
+      for (size_t c = thread; c < chunks_.size(); c += pool.active()) {
         const Chunk& chunk = chunks_[c];
         for (int t = 0; t < chunk.length; ++t) {
           const size_t row = chunk.first + t;
@@ -279,17 +305,18 @@ void draw(Matrix<float> logits, Vector<const int32_t> rows, Vector<const float> 
     if (rows.data()[i] < 0 || size_t(rows.data()[i]) >= logits.shape(0)) refuse("a row outside of the logits");
   const int width = int(logits.shape(1));
   Team team = Team::of(threads);
-  std::vector<DrawScratch> scratch(threads);
   Tickets tickets;
   tickets.reset();
   nb::gil_scoped_release release;
   std::lock_guard lock(*team.busy);
+  auto& scratch = *team.draws;
+  for (auto& one : scratch) one.fit(width);
   team.pool->run([&](int thread) {
     for (size_t i; (i = size_t(tickets.take())) < n;) {
       const Draw how{temperature.data()[i], uniform.data()[i], min_p.data()[i], top_k.data()[i], top_p.data()[i]};
       ids.data()[i] = draw_token(logits.data() + size_t(rows.data()[i]) * width, width, how, mark, scratch[thread]);
     }
-  });
+  }, int(n));
 }
 
 // The decoder with everything that it points to.
@@ -324,10 +351,14 @@ class DecoderOp {
     if (rope >= 0 && int(decoder_.ropes[rope].inv_freq.size()) * 2 > dim) refuse("the rope is wider than a head");
     layer.attention = {heads, kv_heads, dim, v_dim, scaling, window, softcap, nullptr};
     layer.rope = rope, layer.multiplier = multiplier;
-    layer.intermediate = intermediate;
-    layer.activation = activation == "silu"   ? Activation::silu
-                       : activation == "gelu" ? Activation::gelu
-                                              : Activation::gelu_tanh;
+    if (activation == "silu")
+      layer.activation = Activation::silu;
+    else if (activation == "gelu")
+      layer.activation = Activation::gelu;
+    else if (activation == "gelu_tanh")
+      layer.activation = Activation::gelu_tanh;
+    else
+      refuse("activation must be silu, gelu or gelu_tanh. Given: " + activation);
     const int hidden = decoder_.hidden, inner = round_up(intermediate, LANES);
     const int width = heads * dim + kv_heads * (dim + v_dim);
     layer.qkv = matrix(qkv, kind_, width, hidden);
@@ -348,12 +379,13 @@ class DecoderOp {
     decoder_.layers.push_back(std::move(layer));
   }
 
+  size_t page_bytes(int page_size, bool half) const { return KvCache::bytes_of_page(attention_layers(), page_size, half); }
+
   size_t allocate(int num_pages, int page_size, bool half, bool pinned) {
     if (page_size < LANES || page_size > TILE || TILE % page_size) refuse("page_size must be 16, 32 or 64");
     if (num_pages < 1) refuse("no pages");
-    std::vector<AttentionLayer> layers;
-    for (auto& layer : decoder_.layers) layers.push_back(layer.attention);
-    const auto pages = cache_.allocate(layers, num_pages, page_size, half, pinned);
+    num_pages_ = 0;
+    const auto pages = cache_.allocate(attention_layers(), num_pages, page_size, half, pinned);
     for (size_t i = 0; i < pages.size(); ++i) decoder_.layers[i].pages = pages[i];
     page_size_ = page_size, num_pages_ = num_pages;
     return cache_.bytes();
@@ -402,6 +434,12 @@ class DecoderOp {
   size_t workspace_bytes() const { return decoder_.workspace_bytes(); }
 
  private:
+  std::vector<AttentionLayer> attention_layers() const {
+    std::vector<AttentionLayer> layers;
+    for (auto& layer : decoder_.layers) layers.push_back(layer.attention);
+    return layers;
+  }
+
   Linear matrix(const Vector<const uint8_t>& data, const std::string& kind, int n, int k) {
     keep_.push_back(nb::cast(data));
     return packed_of(data, kind, n, k, group_, minimum_);
@@ -484,6 +522,7 @@ NB_MODULE(ANYRIG_MODULE, m) {
            "window"_a, "softcap"_a, "rope"_a, "intermediate"_a, "activation"_a, "multiplier"_a, "qkv"_a.noconvert(),
            "o"_a.noconvert(), "gate_up"_a.noconvert(), "down"_a.noconvert(), "vectors"_a)
       .def("allocate", &DecoderOp::allocate, "num_pages"_a, "page_size"_a, "half"_a, "pinned"_a)
+      .def("page_bytes", &DecoderOp::page_bytes, "page_size"_a, "half"_a)
       .def("scrub", &DecoderOp::scrub, "pages"_a)
       .def("step", &DecoderOp::step, "tokens"_a.noconvert(), "lengths"_a.noconvert(), "starts"_a.noconvert(),
            "table"_a.noconvert(), "offsets"_a.noconvert(), "rows"_a.noconvert(), "best"_a.noconvert(),

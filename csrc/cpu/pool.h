@@ -4,10 +4,12 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -51,41 +53,47 @@ inline Clock::duration await(const std::atomic<uint32_t>& word, uint32_t old, st
 // gets smaller when more than a third of its time went into waiting, and tries again with more a while later.
 class Pool {
  public:
-  explicit Pool(int size) : size_(size < 1 ? 1 : size), active_(size_) {}
+  static constexpr int MOST = 1000;  // threads
+
+  explicit Pool(int size) : size_(size < 1 ? 1 : size > MOST ? MOST : size), active_(size_) {}
   ~Pool() { stop(); }
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // Threads there are, and those that the next run uses.
+  // Threads there are at most; those that the next run uses, or the present one does.
   int size() const { return size_; }
-  int active() const { return active_; }
+  int active() const { return members_ ? members_ : active_; }
 
-  // Runs work(thread number) on the active threads; returns when all are done. One caller at a time.
-  void run(const std::function<void(int)>& work) {
-    if (size_ == 1) return work(0);
+  // Runs work(thread number) on the active threads, `most` of them; returns when all are done. One caller at a time;
+  // `work` must not throw.
+  void run(const std::function<void(int)>& work, int most = MOST) {
+    if (active_ > 1 && most > 1 && (!team_ || team_->pid != getpid())) begin();
     const auto start = Clock::now();
-    if (active_ == 1) {
+    members_ = std::min(active_, std::max(most, 1));
+    if (members_ == 1) {
       work(0);
     } else {
-      if (!team_ || team_->pid != getpid()) begin();
       Team& team = *team_;
       team.work = &work;
-      team.waited.store(0, std::memory_order_relaxed);
-      team.members = active_;
-      team.epoch.fetch_add(1, std::memory_order_release);
-      team.epoch.notify_all();
+      // One word says that there is work and for whom: a thread that looks late sees either both or neither.
+      team.call.store(((team.call.load(std::memory_order_relaxed) >> BITS) + 1) << BITS | uint32_t(members_),
+                      std::memory_order_release);
+      team.call.notify_all();
       work(0);
       barrier();  // the others have left `work` as well
     }
-    adapt(Clock::now() - start);
+    const bool whole = members_ == active_;
+    members_ = 0;
+    if (size_ > 1) adapt(Clock::now() - start, whole);
   }
 
   // All threads of the running function meet here.
   void barrier() {
-    if (active_ == 1) return;
+    if (members_ == 1) return;
     Team& team = *team_;
     const uint32_t phase = team.phase.load(std::memory_order_relaxed);
-    if (team.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == team.members) {
+    const int members = members_;
+    if (team.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == members) {
       team.arrived.store(0, std::memory_order_relaxed);
       team.phase.store(phase + 1, std::memory_order_release);
       team.phase.notify_all();
@@ -96,45 +104,58 @@ class Pool {
   }
 
  private:
+  static constexpr int BITS = 10;  // of the number of members in `call`
+
   struct Team {
     pid_t pid = getpid();
     const std::function<void(int)>* work = nullptr;
-    int members = 0;
     std::vector<std::thread> threads;
-    alignas(64) std::atomic<uint32_t> epoch{0};
+    alignas(64) std::atomic<uint32_t> call{0};  // runs so far, and the members of the last one; no members: leave
     alignas(64) std::atomic<int> arrived{0};
     alignas(64) std::atomic<uint32_t> phase{0};
-    alignas(64) std::atomic<long> waited{0};  // of all threads, in the clock's ticks
-    std::atomic<bool> stopping{false};
+    alignas(64) std::atomic<long> waited{0};  // of all threads so far, in the clock's ticks
   };
 
   void begin() {
     if (team_) team_.release();  // another process's threads: neither joined nor freed
     team_ = std::make_unique<Team>();
-    for (int number = 1; number < size_; ++number) team_->threads.emplace_back([this, number] { serve(number); });
+    counted_ = 0;
+    try {
+      for (int number = 1; number < size_; ++number)
+        team_->threads.emplace_back([this, number, team = team_.get()] { serve(*team, number); });
+    } catch (const std::system_error&) {  // a limit on threads: go on with those there are
+      size_ = int(team_->threads.size()) + 1;
+      active_ = std::min(active_, size_);
+    }
   }
 
-  void serve(int number) {
-    Team& team = *team_;
+  void serve(Team& team, int number) {
     for (uint32_t seen = 0;;) {
       // Between two steps of one engine the caller is in Python for a fraction of a millisecond.
-      await(team.epoch, seen, std::chrono::microseconds(300));
-      if (team.stopping.load(std::memory_order_acquire)) return;
-      seen = team.epoch.load(std::memory_order_acquire);
-      if (number >= team.members) continue;
+      await(team.call, seen, std::chrono::microseconds(300));
+      seen = team.call.load(std::memory_order_acquire);
+      const int members = int(seen & ((1u << BITS) - 1));
+      if (members == 0) return;
+      if (number >= members) continue;
       (*team.work)(number);
       barrier();
     }
   }
 
-  // Called between runs by the one who runs: decides how many threads the next one gets.
-  void adapt(Clock::duration took) {
+  // Called after a run by the one who runs: decides how many threads the next one gets. Runs of fewer threads than are
+  // active say nothing about those.
+  void adapt(Clock::duration took, bool whole) {
     spent_ += took;
-    if (active_ > 1) {
-      const double waited = double(team_->waited.load(std::memory_order_relaxed)) / double(took.count()) / active_;
-      waiting_ = (waiting_ + waited) / 2;
-      if (waiting_ > 0.3) return resize(std::max(1, active_ / 2));
-      if (spent_ > std::chrono::milliseconds(500)) pause_ = std::chrono::milliseconds(50);
+    if (active_ > 1 && whole) {
+      busy_ += took;
+      if (busy_ >= std::chrono::milliseconds(5)) {
+        const long waited = team_->waited.load(std::memory_order_relaxed);
+        const double share = double(waited - counted_) / double(busy_.count()) / active_;
+        counted_ = waited, busy_ = {};
+        waiting_ = (waiting_ + share) / 2;
+        if (waiting_ > 0.3) return resize(std::max(1, active_ / 2));
+      }
+      if (spent_ > std::chrono::milliseconds(500)) pause_ = FIRST_PAUSE;
     }
     if (active_ < size_ && spent_ > pause_) {
       pause_ = std::min<Clock::duration>(pause_ * 2, std::chrono::seconds(2));
@@ -145,7 +166,8 @@ class Pool {
   void resize(int threads) {
     active_ = threads;
     waiting_ = 0;
-    spent_ = {};
+    spent_ = busy_ = {};
+    if (team_) counted_ = team_->waited.load(std::memory_order_relaxed);
   }
 
   void stop() {
@@ -154,16 +176,19 @@ class Pool {
       team_.release();
       return;
     }
-    team_->stopping.store(true, std::memory_order_release);
-    team_->epoch.fetch_add(1, std::memory_order_release);
-    team_->epoch.notify_all();
+    team_->call.store(((team_->call.load() >> BITS) + 1) << BITS, std::memory_order_release);
+    team_->call.notify_all();
     for (auto& thread : team_->threads) thread.join();
   }
 
-  const int size_;
+  static constexpr Clock::duration FIRST_PAUSE = std::chrono::milliseconds(50);
+
+  int size_;
   int active_;
-  double waiting_ = 0;                                         // share of the team's time, lately
-  Clock::duration spent_{}, pause_ = std::chrono::milliseconds(50);  // since the last change; before trying more
+  int members_ = 0;                                   // of the present run
+  double waiting_ = 0;                                // share of the team's time, lately
+  Clock::duration spent_{}, busy_{}, pause_ = FIRST_PAUSE;  // since the last change; counted; before trying more
+  long counted_ = 0;                                  // of Team::waited
   std::unique_ptr<Team> team_;
 };
 

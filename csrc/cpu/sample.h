@@ -25,6 +25,13 @@ struct DrawScratch {
   std::vector<float> probs, copy;
   std::vector<int> ids;
   std::vector<double> sums;
+
+  // Makes room for rows of n logits, so that drawing takes no memory.
+  void fit(int n) {
+    probs.reserve(round_up(n, LANES));
+    copy.reserve(n), ids.reserve(n);
+    sums.reserve(ceil_div(n, SUM_BLOCK));
+  }
 };
 
 namespace sampling {
@@ -63,10 +70,8 @@ inline int invert(const float* probs, int n, double share, std::vector<double>& 
     f32x16 sum{};
     int i = b;
     const int end = std::min(n, b + SUM_BLOCK);
-    for (; i + LANES <= end; i += LANES) sum += load<f32x16>(probs + i);
-    float rest = reduce_add(sum);
-    for (; i < end; ++i) rest += probs[i];
-    sums.push_back(total += rest);
+    for (; i < end; i += LANES) sum += load<f32x16>(probs + i);  // beyond n there are zeros
+    sums.push_back(total += reduce_add(sum));
   }
   const double target = share * total;
   size_t b = std::upper_bound(sums.begin(), sums.end(), target) - sums.begin();
@@ -110,7 +115,7 @@ inline void filter(const std::vector<float>& probs, int n, const Draw& draw, Dra
       for (int l = 0; l < LANES && i + l < n; ++l)
         if (probs[i + l] >= floor) ids.push_back(i + l);
     }
-    std::stable_sort(ids.begin(), ids.end(), [&](int a, int b) { return probs[a] > probs[b]; });
+    std::sort(ids.begin(), ids.end(), [&](int a, int b) { return probs[a] > probs[b] || (probs[a] == probs[b] && a < b); });
     if (draw.top_p >= 1) return;
     double mass = 1;
     if (!guess) {

@@ -231,8 +231,8 @@ ANYRIG_INLINE i32x16 round_i32(f32x16 x) {
 }
 
 // e^x to about 1 ulp: 2^n * e^r with |r| <= ln(2) / 2 and a polynomial of degree 6 (Cephes' expf splits ln 2 so).
-ANYRIG_INLINE f32x16 exp(f32x16 x) {
-  x = min(max(x, splat(-87.336f)), splat(88.3f));
+ANYRIG_INLINE f32x16 exp(const f32x16& given) {
+  const f32x16 x = min(max(given, splat(-87.336f)), splat(88.3f));
   const i32x16 n = round_i32(x * 1.44269504089f);
   const f32x16 nf = to_f32(n);
   const f32x16 r = (x - nf * 0.693359375f) + nf * 2.12194440e-4f;
@@ -243,12 +243,12 @@ ANYRIG_INLINE f32x16 exp(f32x16 x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
-  return as_f32(as_i32(p) + (n << 23));
+  return select(given != given, given, as_f32(as_i32(p) + (n << 23)));  // NaN stays NaN
 }
 
 // tanh by way of e^2x; small arguments by x alone would lose digits, so they take the odd series' first terms.
 ANYRIG_INLINE f32x16 tanh(f32x16 x) {
-  const f32x16 e = exp(min(max(x, splat(-15.0f)), splat(15.0f)) * 2.0f);
+  const f32x16 e = exp(min(splat(15.0f), max(splat(-15.0f), x)) * 2.0f);  // in this order, NaN passes
   const f32x16 wide = (e - 1.0f) / (e + 1.0f);
   const f32x16 x2 = x * x;
   const f32x16 narrow = x * (1.0f + x2 * (-0.333333333f + x2 * 0.133333333f));

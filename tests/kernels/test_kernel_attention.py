@@ -178,3 +178,33 @@ def test_a_step_that_would_leave_the_pages_is_refused(kernels, change, message):
     pages = step.pop("num_pages")
     with pytest.raises(ValueError, match=message):
         op.prepare(**{name: np.array(value, np.int32) for name, value in step.items()}, num_pages=pages)
+
+
+def test_many_items_of_a_long_sequence_keep_their_splits_together(kernels):
+    # 40 heads on one KV head: every token is an item of its own, and 2,100 of them once overflowed a product of ints.
+    case = Case(heads=40, kv_heads=1, dim=16, v_dim=16, half=False)
+    s = Sequences(kernels, case, [2100], threads=2)
+    (got,) = s.step((0, 0, 2100))
+    for a in (0, 511, 512, 2095):
+        s.check(got[a : a + 5], 0, a, a + 5)
+
+
+@pytest.mark.parametrize("half", [True, False])
+def test_a_query_that_is_not_a_number_gives_no_number(kernels, half):
+    s = Sequences(kernels, replace(PLAIN, half=half, softcap=3.0), [20, 9])
+    s.q[0][13] = np.nan
+    got = s.step((0, 0, 20), (1, 0, 9))
+    assert np.isnan(got[0][13]).all() and np.isfinite(np.delete(got[0], 13, 0)).all()
+    s.check(got[1], 1, 0, 9)
+
+
+@pytest.mark.parametrize(
+    "name, shape", [("k", (20, 2, 32)), ("v", (20, 1, 64)), ("v", (19, 2, 64)), ("out", (20, 4, 32))]
+)
+def test_arrays_that_do_not_belong_together_are_refused(kernels, name, shape):
+    s = Sequences(kernels, PLAIN, [20])
+    s.step((0, 0, 20))
+    arrays = {"q": s.q[0], "k": s.k[0], "v": s.v[0], "out": np.empty((20, 4, 64), np.float32)}
+    arrays[name] = np.zeros(shape, np.float32)
+    with pytest.raises(ValueError):
+        s.op.attend(arrays["q"], arrays["k"], arrays["v"], s.k_pages, s.v_pages, 1.0, 0, 0.0, None, True, arrays["out"])

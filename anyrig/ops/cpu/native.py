@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: Best first, with what each needs beyond the architecture's baseline.
 NEEDS: Final[dict[str, tuple[str, ...]]] = {
     "avx512": (
-        *("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "avx512bf16", "avx512vbmi"),
+        *("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "avx512bf16"),
         *("avx2", "fma", "f16c", "bmi2"),
     ),
     "avx2": ("avx2", "fma", "f16c", "bmi2"),
