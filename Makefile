@@ -4,7 +4,7 @@ SHELL := /bin/bash
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup kernels demo check test bench clean
+.PHONY: help setup kernels demo check test bench soak clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -32,6 +32,11 @@ test: check  ## all checks and tests (no GPU needed)
 bench: setup  ## engine against Transformers' generate on the same work, in turn; perplexity of int8 and int4
 	@$(BIN)/python -m anyrig.bench.against_transformers
 	@$(BIN)/anyrig -q eval perplexity smollm2-135m --quantize all
+
+SOAK ?= address,undefined
+soak:  ## random requests against kernels built with sanitizers (MINUTES=10, SEED=1; SOAK=thread, SOAK=none: as they are)
+	@VENV=$(VENV) ISA= SANITIZE= scripts/setup.sh
+	@nice -n 10 $(BIN)/python dev/soak.py --sanitize $(SOAK) --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
 
 clean:  ## remove the environment and what tools left behind (models stay in the cache)
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
