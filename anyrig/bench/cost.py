@@ -14,7 +14,7 @@ from typing import Any
 
 from anyrig.models import checkpoint
 
-ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
 _TABLE = re.compile(r"(embed_tokens|wte|wpe|word_embeddings|embed_in|embeddings?|embed_positions)\.weight$")
 _HEAD = re.compile(r"(lm_head|embed_out|output)\.weight$")

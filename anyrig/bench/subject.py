@@ -49,7 +49,7 @@ class Subject:
         dtype = dtype_name(config, self.device)
         self.kv_itemsize = cost.ITEMSIZE[dtype]
         if (spec := getattr(runner, "spec", None)) is not None:  # the fused decoder decides for itself
-            self.kind, self.kv_itemsize = str(spec.kind), 2 if runner.half else 4
+            self.kind, self.kv_itemsize = str(spec.kind), cost.ITEMSIZE[runner.kv_kind]
         else:
             self.kind = dtype if config.quantize == "none" else config.quantize
         packed: int | None = getattr(runner, "weight_bytes", None)

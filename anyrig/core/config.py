@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 from anyrig.core.errors import UsageError
 
 RunnerName = Literal["auto", "fused", "paged", "transformers"]
+KvDType = Literal["auto", "float32", "bfloat16", "int8"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantize = Literal["none", "int8", "int4"]
 
@@ -40,6 +41,11 @@ class EngineConfig:
     max_model_len: int | None = option("longest prompt plus output, in tokens; unset: what the model allows")
     kv_cache_memory: str | int | None = option(
         "memory for keys and values, such as 512MB or 4GiB; unset: sized from what the machine has", metavar="SIZE"
+    )
+    kv_cache_dtype: KvDType = option(
+        "keys and values of the fused decoder; auto: bfloat16 where the hardware takes it, else float32; int8: half the"
+        " memory, a scale per token and head",
+        "auto",
     )
     kv_cache_pinned: bool = option("take the memory for keys and values at the start rather than as it is used", False)
     max_num_seqs: int = option("most requests that run at once", 256)

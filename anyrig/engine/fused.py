@@ -74,9 +74,11 @@ def weight_kind(config: EngineConfig, isa: str) -> WeightKind:
     return "bfloat16" if dtype == "bfloat16" else "float32"
 
 
-def half_pages(kind: WeightKind, isa: str) -> bool:
-    """Whether keys and values are bfloat16: where there is a dot product for it, unless the weights are float32."""
-    return kind != "float32" and isa == "avx512"
+def kv_kind(config: EngineConfig, kind: WeightKind, isa: str) -> str:
+    """What keys and values are kept in: bfloat16 where there is a dot product for it, unless float32 is wanted."""
+    if config.kv_cache_dtype != "auto":
+        return config.kv_cache_dtype
+    return "bfloat16" if kind != "float32" and isa == "avx512" and config.dtype != "float32" else "float32"
 
 
 class FusedRunner:
@@ -94,16 +96,16 @@ class FusedRunner:
         self.prepared = model
         self.isa: str = module.isa
         self.page_size = config.page_size
-        self.half = half_pages(spec.kind, self.isa) and config.dtype != "float32"
+        self.kv_kind = kv_kind(config, spec.kind, self.isa)
         self.decoder = build(model, module, config.threads or cpu.read().cores)
         layers = [layer.attention for layer in spec.layers]
-        page_bytes = self.decoder.page_bytes(self.page_size, self.half)
-        size = memory.size_kv(layers, config, max_model_len, 2 if self.half else 4, "cpu", page_bytes)
+        page_bytes = self.decoder.page_bytes(self.page_size, self.kv_kind)
+        size = memory.size_kv(layers, config, max_model_len, page_bytes=page_bytes, device="cpu")
         self.num_pages = size.num_pages
         self.kv_bytes = size.total_bytes
         self.max_model_len = memory.longest(size, config, max_model_len)
         try:
-            self.decoder.allocate(self.num_pages, self.page_size, self.half, config.kv_cache_pinned)
+            self.decoder.allocate(self.num_pages, self.page_size, self.kv_kind, config.kv_cache_pinned)
         except MemoryError as error:
             raise OutOfMemory(
                 f"there are no {self.kv_bytes / 2**20:,.0f} MiB for keys and values",
@@ -132,7 +134,7 @@ class FusedRunner:
         return (
             f"fused decoder on cpu ({self.isa}), {self.decoder.threads} threads, {self.spec.kind}, "
             f"weights {self.weight_bytes / 2**20:,.0f} MiB {kept}, "
-            f"{'bfloat16' if self.half else 'float32'} KV cache up to {self.kv_bytes / 2**20:,.0f} MiB "
+            f"{self.kv_kind} KV cache up to {self.kv_bytes / 2**20:,.0f} MiB "
             f"({self.num_pages - 1:,} pages)"
         )
 
@@ -292,7 +294,7 @@ def _logits(model: Prepared, module: ModuleType, config: EngineConfig, ids: list
     """Logits `[len(ids), vocab]` of one sequence, in two chunks and some single steps."""
     decoder = build(model, module, config.threads or cpu.read().cores)
     pages = -(-len(ids) // PAGE_SIZES[0])
-    decoder.allocate(pages, PAGE_SIZES[0], half_pages(model.spec.kind, module.isa), False)
+    decoder.allocate(pages, PAGE_SIZES[0], kv_kind(config, model.spec.kind, module.isa), False)
 
     def fresh(rows: int) -> Logits:
         return np.empty((rows, model.spec.vocab_size), np.float32)

@@ -51,15 +51,15 @@ def size_kv(
     layers: Sequence[LayerSpec],
     config: EngineConfig,
     max_model_len: int,
-    item_bytes: int,
-    device: str,
+    item_bytes: int = 0,
+    device: str = "cpu",
     page_bytes: int | None = None,
 ) -> KVSize:
     """Decide the size from `kv_cache_memory`, or from what is free.
 
     Args:
         item_bytes: of one number of a key or value.
-        page_bytes: of one page in all layers, where it is more than the numbers take.
+        page_bytes: of one page in all layers, instead of what follows from `item_bytes`.
 
     Raises:
         OutOfMemory: when not even a short sequence fits.

@@ -4,6 +4,7 @@
 //
 //   bfloat16   keys  [dim / 2][page_size][2]     values  [page_size / 2][v_dim][2]
 //   float32    keys  [dim][page_size]            values  [page_size][v_dim]
+//   int8       as bfloat16, a byte for each; after the keys, and after the values, a float32 scale per position
 //
 // A step's keys and values are written first and read back from the pages, so that a token sees the same bits whether it
 // was computed now or earlier. A row (one query head of one token) walks over tiles of 64 positions at absolute places,
@@ -41,7 +42,14 @@ struct Pages {
   size_t page_stride = 0, head_stride = 0;
   size_t v_page_stride = 0, v_head_stride = 0;
   int page_size = 16;
-  bool half = true;  // bfloat16, else float32
+  bool half = true;    // dot products take bfloat16 (bfloat16 and int8 pages), else float32
+  bool bytes = false;  // int8
+
+  int element() const { return bytes ? 1 : half ? 2 : 4; }
+  // Bytes of one head's keys (or values) of `dim` numbers in one page.
+  static size_t size(int page_size, int dim, bool half, bool bytes) {
+    return size_t(page_size) * (bytes ? dim + 4 : half ? dim * 2 : dim * 4);
+  }
 
   uint8_t* key(int page, int head) const { return k + page * page_stride + head * head_stride; }
   uint8_t* value(int page, int head) const { return v + page * v_page_stride + head * v_head_stride; }
@@ -117,8 +125,14 @@ struct AttentionScratch {
   float* scores;
   uint8_t* weights;  // the exponentials in the values' dtype
   Partial now, all;
+  std::vector<uint8_t> unpacked;  // int8 pages: the tile's keys and values as bfloat16
 
-  void fit(int rows, int v_dim) {
+  // Four times sixteen positions of keys, then of values.
+  uint8_t* key(int i, int dim) { return unpacked.data() + size_t(i) * dim * LANES * 2; }
+  uint8_t* value(int i, int dim, int v_dim) { return key(TILE / LANES, dim) + size_t(i) * v_dim * LANES * 2; }
+
+  void fit(int rows, int dim, int v_dim, bool bytes) {
+    if (bytes) unpacked.resize(size_t(TILE) * (dim + v_dim) * 2);
     const size_t tile = size_t(rows) * TILE + LANES;
     memory.resize(2 * tile + 2 * Partial::floats(rows, v_dim) + 3 * LANES);
     float* p = memory.data();
@@ -129,11 +143,41 @@ struct AttentionScratch {
   }
 };
 
+// Quantises x [n] with one scale. What is not finite makes the scale NaN.
+template <class Put>
+inline void write_bytes(const float* x, int n, float* scale, Put&& put) {
+  float most = 0, nothing = 0;
+  for (int i = 0; i < n; ++i) {
+    most = std::max(most, std::fabs(x[i]));
+    nothing += x[i] * 0;
+  }
+  *scale = most / 127 + nothing;
+  const float inverse = most > 0 && nothing == 0 ? 127 / most : 0;
+  for (int i = 0; i < n; ++i) put(i, nothing == 0 ? int8_t(std::nearbyint(x[i] * inverse)) : int8_t(0));
+}
+
+// Pairs of bytes [n][16][2] (`step` bytes from one n to the next) as bfloat16 pairs: small integers, so exact.
+inline void unpack_pairs(const uint8_t* from, size_t step, const uint8_t* next, int n, uint8_t* to) {
+  for (int i = 0; i < n; ++i) {
+    const auto both = load_u16(from + i * step);
+    if (i % 2 == 0) __builtin_prefetch(next + i * step, 0, 2);
+    const u32x16 low = bits_of<u32x16>(to_f32(both << 24 >> 24)), high = bits_of<u32x16>(to_f32(both << 16 >> 24));
+    store(to + i * 64, (low >> 16) | (high & 0xffff0000u));
+  }
+}
+
 // Writes one head's key [dim] and value [v_dim] of one position.
 inline void write_kv(const Pages& pages, const int32_t* table, int position, int head, const float* key, int dim,
                      const float* value, int v_dim) {
   const int p = pages.page_size, page = table[position / p], slot = position % p;
-  if (pages.half) {
+  if (pages.bytes) {
+    auto* k = reinterpret_cast<int8_t*>(pages.key(page, head)) + slot * 2;
+    write_bytes(key, dim, reinterpret_cast<float*>(pages.key(page, head) + size_t(p) * dim) + slot,
+                [&](int i, int8_t q) { k[i / 2 * p * 2 + i % 2] = q; });
+    auto* v = reinterpret_cast<int8_t*>(pages.value(page, head)) + size_t(slot / 2) * v_dim * 2 + slot % 2;
+    write_bytes(value, v_dim, reinterpret_cast<float*>(pages.value(page, head) + size_t(p) * v_dim) + slot,
+                [&](int i, int8_t q) { v[i * 2] = q; });
+  } else if (pages.half) {
     auto* k = reinterpret_cast<uint16_t*>(pages.key(page, head)) + slot * 2;
     for (int i = 0; i < dim; i += 2) {
       k[i / 2 * p * 2] = to_bf16(key[i]);
@@ -152,14 +196,18 @@ inline void write_kv(const Pages& pages, const int32_t* table, int position, int
 struct TilePlaces {
   const uint8_t* key[TILE / LANES];
   const uint8_t* value[TILE / LANES];
+  const float* key_scale[TILE / LANES];  // int8 pages
+  const float* value_scale[TILE / LANES];
 
   // Those of `table` from position `at` on; positions beyond `last` repeat it.
-  void find(const Pages& pages, const int32_t* table, int head, int at, int last, int v_dim) {
-    const int p = pages.page_size, element = pages.half ? 2 : 4;
+  void find(const Pages& pages, const int32_t* table, int head, int at, int last, int dim, int v_dim) {
+    const int p = pages.page_size;
     for (int i = 0; i < TILE / LANES; ++i) {
       const int position = std::min(at + i * LANES, last / LANES * LANES), page = table[position / p];
-      key[i] = pages.key(page, head) + position % p * 4;  // a bfloat16 pair, or one float, per position
-      value[i] = pages.value(page, head) + size_t(position % p) * v_dim * element;
+      key[i] = pages.key(page, head) + position % p * (pages.bytes ? 2 : 4);  // a pair, or one float, per position
+      value[i] = pages.value(page, head) + size_t(position % p) * v_dim * pages.element();
+      key_scale[i] = reinterpret_cast<const float*>(pages.key(page, head) + size_t(p) * dim) + position % p;
+      value_scale[i] = reinterpret_cast<const float*>(pages.value(page, head) + size_t(p) * v_dim) + position % p;
     }
   }
 };
@@ -167,11 +215,10 @@ struct TilePlaces {
 // Scores of MR rows with 16 positions: queries [dim] in the keys' dtype. With FETCH, the lines at the same places of
 // what comes next are fetched meanwhile.
 template <int MR, bool FETCH>
-ANYRIG_INLINE void scores_of(const Pages& pages, const uint8_t* key, const uint8_t* next_key, const uint8_t* next_value,
-                             int dim, const uint8_t* const* queries, float* out) {
+ANYRIG_INLINE void scores_of(bool half, size_t step, const uint8_t* key, const uint8_t* next_key,
+                             const uint8_t* next_value, int dim, const uint8_t* const* queries, float* out) {
   f32x16 acc[MR]{};
-  const size_t step = size_t(pages.page_size) * 4;
-  if (pages.half) {
+  if (half) {
     for (int i = 0; i < dim / 2; ++i) {
       const auto k = load<i32x16>(key + i * step);
       if (FETCH) {
@@ -196,10 +243,10 @@ ANYRIG_INLINE void scores_of(const Pages& pages, const uint8_t* key, const uint8
 }
 
 template <int MR>
-ANYRIG_INLINE void scores_of(const Pages& pages, const uint8_t* key, const uint8_t* next_key, const uint8_t* next_value,
-                             int dim, const uint8_t* const* queries, float* out) {
-  if (next_key) return scores_of<MR, true>(pages, key, next_key, next_value, dim, queries, out);
-  scores_of<MR, false>(pages, key, nullptr, nullptr, dim, queries, out);
+ANYRIG_INLINE void scores_of(bool half, size_t step, const uint8_t* key, const uint8_t* next_key,
+                             const uint8_t* next_value, int dim, const uint8_t* const* queries, float* out) {
+  if (next_key) return scores_of<MR, true>(half, step, key, next_key, next_value, dim, queries, out);
+  scores_of<MR, false>(half, step, key, nullptr, nullptr, dim, queries, out);
 }
 
 // out[r] = out[r] * decay[r] + weights[r] times the values of a tile, for MR rows and VEC * 16 dimensions.
@@ -326,19 +373,31 @@ class AttentionItem {
  private:
   static float exp_of(float x) { return exp(splat(x))[0]; }
 
-  void tile(const TilePlaces& here, const TilePlaces& next, int at, int count, const Partial& into) {
+  void tile(TilePlaces here, const TilePlaces& next, int at, int count, const Partial& into) {
+    size_t step = size_t(pages_.page_size) * 4;
+    if (pages_.bytes) {
+      for (int i = 0; i * LANES < count; ++i) {
+        const int dim = layer_.dim, v_dim = layer_.v_dim;
+        unpack_pairs(here.key[i], step / 2, next.key[i], dim / 2, scratch_.key(i, dim));
+        // Values of eight pairs of positions, [8][v_dim][2]: sixteen dimensions at a time.
+        unpack_pairs(here.value[i], 32, next.value[i], LANES / 2 * v_dim / LANES, scratch_.value(i, dim, v_dim));
+        here.key[i] = scratch_.key(i, dim), here.value[i] = scratch_.value(i, dim, v_dim);
+      }
+      step = LANES * 4;
+    }
     for (int i = 0; i * LANES < count; ++i)
       for (int r = 0; r < rows_; r += 4) {
         float* out = scratch_.scores + size_t(r) * TILE + i * LANES;
-        const uint8_t *key = here.key[i], *next_key = r == 0 ? next.key[i] : nullptr, *next_value = next.value[i];
+        const bool fetch = r == 0 && !pages_.bytes;
+        const uint8_t *key = here.key[i], *next_key = fetch ? next.key[i] : nullptr, *next_value = next.value[i];
         switch (std::min(4, rows_ - r)) {
-          case 4: scores_of<4>(pages_, key, next_key, next_value, layer_.dim, &query_[r], out); break;
-          case 3: scores_of<3>(pages_, key, next_key, next_value, layer_.dim, &query_[r], out); break;
-          case 2: scores_of<2>(pages_, key, next_key, next_value, layer_.dim, &query_[r], out); break;
-          case 1: scores_of<1>(pages_, key, next_key, next_value, layer_.dim, &query_[r], out); break;
+          case 4: scores_of<4>(pages_.half, step, key, next_key, next_value, layer_.dim, &query_[r], out); break;
+          case 3: scores_of<3>(pages_.half, step, key, next_key, next_value, layer_.dim, &query_[r], out); break;
+          case 2: scores_of<2>(pages_.half, step, key, next_key, next_value, layer_.dim, &query_[r], out); break;
+          case 1: scores_of<1>(pages_.half, step, key, next_key, next_value, layer_.dim, &query_[r], out); break;
         }
       }
-    for (int r = 0; r < rows_; ++r) softmax(at, count, r, into);
+    for (int r = 0; r < rows_; ++r) softmax(here, at, count, r, into);
     for (int r = 0; r < rows_; r += 4) {
       const uint8_t* w = scratch_.weights + size_t(r) * TILE * element_;
       float* out = into.out + size_t(r) * layer_.v_dim;
@@ -352,13 +411,14 @@ class AttentionItem {
   }
 
   // Scores of row r -> weights; remembers by how much the sums so far shrink.
-  void softmax(int at, int count, int r, const Partial& into) {
+  void softmax(const TilePlaces& here, int at, int count, int r, const Partial& into) {
     float* scores = scratch_.scores + size_t(r) * TILE;
     const int last = position_[r], first = layer_.window ? last - layer_.window + 1 : 0;
     const int vectors = ceil_div(count, LANES);
     f32x16 v[TILE / LANES], most = splat(-INF);
     for (int j = 0; j < vectors; ++j) {
       v[j] = load<f32x16>(scores + j * LANES) * layer_.scaling;
+      if (pages_.bytes) v[j] *= load<f32x16>(here.key_scale[j]);
       if (layer_.softcap != 0) v[j] = tanh(v[j] / layer_.softcap) * layer_.softcap;
       const i32x16 position = lanes_from(at + j * LANES);
       v[j] = select((position <= last) & (position >= first), v[j], splat(-INF));
@@ -368,8 +428,10 @@ class AttentionItem {
     const float base = top == -INF ? 0 : top;
     f32x16 sum{};
     for (int j = 0; j < TILE / LANES; ++j) {
-      const f32x16 e = j < vectors ? select(v[j] == -INF, f32x16{}, exp(v[j] - base)) : f32x16{};
+      f32x16 e = j < vectors ? select(v[j] == -INF, f32x16{}, exp(v[j] - base)) : f32x16{};
       sum += e;
+      // The values' scales go into the weights; what lies beyond the sequence may have any scale.
+      if (pages_.bytes && j < vectors) e = select(e == 0.0f, f32x16{}, e * load<f32x16>(here.value_scale[j]));
       if (pages_.half)
         store_bf16(scratch_.weights + (size_t(r) * TILE + j * LANES) * 2, e);
       else
@@ -380,7 +442,7 @@ class AttentionItem {
     into.top[r] = top;
   }
 
-  void find(TilePlaces& places, int at) const { places.find(pages_, chunk_.table, head_, at, last_, layer_.v_dim); }
+  void find(TilePlaces& places, int at) const { places.find(pages_, chunk_.table, head_, at, last_, layer_.dim, layer_.v_dim); }
 
   const TilePlaces* after_;  // what the thread is going to read next, if it is known
   const AttentionLayer& layer_;

@@ -219,7 +219,8 @@ class Decoder {
   // Everything that a step allocates or plans, before the threads start.
   void prepare(const Step& step) {
     const int m = step.count;
-    int widest_qkv = 0, widest_q = 0, widest_o = 0, widest_mlp = 0, longest = hidden, most_rows = 1, widest_v = LANES;
+    int widest_qkv = 0, widest_q = 0, widest_o = 0, widest_mlp = 0, longest = hidden, most_rows = 1, widest_k = 2, widest_v = LANES;
+    bool bytes = false;
     size_t partial = 0;
     plans_.clear();
     for (auto& layer : layers) {
@@ -234,12 +235,13 @@ class Decoder {
         plan.build(a.group(), a.kv_heads, threads(), true);
       }
       partial = std::max(partial, size_t(plan.partials) * a.kv_heads * Partial::floats(plan.rows, a.v_dim));
-      most_rows = std::max(most_rows, plan.rows), widest_v = std::max(widest_v, a.v_dim);
+      most_rows = std::max(most_rows, plan.rows), bytes |= layer.pages.bytes;
+      widest_k = std::max(widest_k, a.dim), widest_v = std::max(widest_v, a.v_dim);
       for (auto& scratch : scratch_)
         for (const Linear* w : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) scratch.unpacked.fit(*w);
     }
     for (auto& scratch : scratch_) {
-      scratch.attention.fit(most_rows, widest_v);
+      scratch.attention.fit(most_rows, widest_k, widest_v, bytes);
       scratch.unpacked.fit(head);
     }
     longest = std::max({longest, widest_qkv, widest_o, widest_mlp});
@@ -440,11 +442,12 @@ class Decoder {
     if (chunk.length > 1) return;  // a prompt's rows write the same lines in turn
     const int page = chunk.table[position / p], slot = position % p;
     for (int h = 0; h < a.kv_heads; ++h) {
-      const uint8_t *k = layer.pages.key(page, h) + slot * 4, *v = layer.pages.value(page, h);
-      const int element = layer.pages.half ? 2 : 4;
-      for (int i = 0; i < a.dim * element / 4; ++i) __builtin_prefetch(k + size_t(i) * p * 4, 1, 3);
-      v += layer.pages.half ? size_t(slot / 2) * a.v_dim * 4 : size_t(slot) * a.v_dim * 4;
-      for (int i = 0; i < a.v_dim * 4; i += 64) __builtin_prefetch(v + i, 1, 3);
+      const Pages& pages = layer.pages;
+      const int wide = pages.bytes ? 2 : 4, steps = pages.half ? a.dim / 2 : a.dim;  // bytes of a position in a step
+      const uint8_t* k = pages.key(page, h) + slot * wide;
+      for (int i = 0; i < steps; ++i) __builtin_prefetch(k + size_t(i) * p * wide, 1, 3);
+      const uint8_t* v = pages.value(page, h) + size_t(pages.half ? slot / 2 : slot) * a.v_dim * wide;
+      for (int i = 0; i < a.v_dim * wide; i += 64) __builtin_prefetch(v + i, 1, 3);
     }
   }
 
@@ -507,7 +510,7 @@ class Decoder {
         const WorkItem& then = plan.items[next / a.kv_heads];
         const Chunk& chunk = plan.chunks[then.chunk];
         const int last = chunk.start + then.t1 - 1, oldest = a.window ? std::max(0, chunk.start + then.t0 - a.window + 1) : 0;
-        after.find(layer.pages, chunk.table, next % a.kv_heads, std::max(then.s0 * SPLIT, oldest / TILE * TILE), last, a.v_dim);
+        after.find(layer.pages, chunk.table, next % a.kv_heads, std::max(then.s0 * SPLIT, oldest / TILE * TILE), last, a.dim, a.v_dim);
       }
       AttentionItem work(a, layer.pages, plan, item, head, q_, scratch, next < tasks ? &after : nullptr);
       if (item.partial < 0) {

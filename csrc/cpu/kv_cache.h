@@ -24,22 +24,22 @@ class KvCache {
     if (base_) munmap(base_, size_);
   }
 
-  static size_t head_bytes(const AttentionLayer& a, int page_size, bool half) {
-    return size_t(page_size) * (a.dim + a.v_dim) * (half ? 2 : 4);
+  static size_t head_bytes(const AttentionLayer& a, int page_size, bool half, bool bytes) {
+    return Pages::size(page_size, a.dim, half, bytes) + Pages::size(page_size, a.v_dim, half, bytes);
   }
 
   // All layers' keys and values of one page. An odd number of lines: pages a power of two apart would share a few sets
   // of the caches, and all sequences of a batch write at about the same place of a page.
-  static size_t bytes_of_page(const std::vector<AttentionLayer>& layers, int page_size, bool half) {
+  static size_t bytes_of_page(const std::vector<AttentionLayer>& layers, int page_size, bool half, bool int8) {
     size_t bytes = 0;
-    for (auto& a : layers) bytes += head_bytes(a, page_size, half) * a.kv_heads;
+    for (auto& a : layers) bytes += head_bytes(a, page_size, half, int8) * a.kv_heads;
     return ((bytes + 63) / 64 | 1) * 64;
   }
 
   // Pages of every layer. `pinned`: all memory is taken now rather than when it is first written.
   std::vector<Pages> allocate(const std::vector<AttentionLayer>& layers, int num_pages, int page_size, bool half,
-                              bool pinned) {
-    const size_t page_bytes = bytes_of_page(layers, page_size, half);
+                              bool int8, bool pinned) {
+    const size_t page_bytes = bytes_of_page(layers, page_size, half, int8);
     if (base_) munmap(base_, size_);
     base_ = nullptr;
     num_pages_ = 0;
@@ -54,10 +54,10 @@ class KvCache {
     std::vector<Pages> pages;
     size_t at = 0;
     for (auto& a : layers) {
-      const size_t head = head_bytes(a, page_size, half);
+      const size_t head = head_bytes(a, page_size, half, int8);
       uint8_t* k = base_ + at;
-      uint8_t* v = k + size_t(page_size) * a.dim * (half ? 2 : 4);
-      pages.push_back({k, v, page_bytes, head, page_bytes, head, page_size, half});
+      uint8_t* v = k + Pages::size(page_size, a.dim, half, int8);
+      pages.push_back({k, v, page_bytes, head, page_bytes, head, page_size, half, int8});
       at += head * a.kv_heads;
     }
     return pages;

@@ -248,7 +248,7 @@ class AttentionOp {
     uint8_t* queries = queries_.fit(size_t(tokens) * width * element);
     const int computed = chunks_.empty() ? 0 : chunks_.back().first + chunks_.back().length;
     std::fill(out + size_t(computed) * a.heads * a.v_dim, out + size_t(tokens) * a.heads * a.v_dim, 0.0f);
-    for (auto& scratch : scratch_) scratch.fit(std::max(plan.rows, 1), a.v_dim);
+    for (auto& scratch : scratch_) scratch.fit(std::max(plan.rows, 1), a.dim, a.v_dim, false);
     tickets_.reset();
     pool.run([&](int thread) {
       for (size_t c = thread; c < chunks_.size(); c += pool.active()) {
@@ -379,13 +379,17 @@ class DecoderOp {
     decoder_.layers.push_back(std::move(layer));
   }
 
-  size_t page_bytes(int page_size, bool half) const { return KvCache::bytes_of_page(attention_layers(), page_size, half); }
+  size_t page_bytes(int page_size, const std::string& kind) const {
+    return KvCache::bytes_of_page(attention_layers(), page_size, kind_of(kind) != Kind::f32, kind_of(kind) == Kind::int8);
+  }
 
-  size_t allocate(int num_pages, int page_size, bool half, bool pinned) {
+  size_t allocate(int num_pages, int page_size, const std::string& kind, bool pinned) {
+    const Kind of = kind_of(kind);
+    if (of == Kind::int4) refuse("keys and values are float32, bfloat16 or int8");
     if (page_size < LANES || page_size > TILE || TILE % page_size) refuse("page_size must be 16, 32 or 64");
     if (num_pages < 1) refuse("no pages");
     num_pages_ = 0;
-    const auto pages = cache_.allocate(attention_layers(), num_pages, page_size, half, pinned);
+    const auto pages = cache_.allocate(attention_layers(), num_pages, page_size, of != Kind::f32, of == Kind::int8, pinned);
     for (size_t i = 0; i < pages.size(); ++i) decoder_.layers[i].pages = pages[i];
     page_size_ = page_size, num_pages_ = num_pages;
     return cache_.bytes();
@@ -521,8 +525,8 @@ NB_MODULE(ANYRIG_MODULE, m) {
       .def("add_layer", &DecoderOp::add_layer, nb::kw_only(), "heads"_a, "kv_heads"_a, "dim"_a, "v_dim"_a, "scaling"_a,
            "window"_a, "softcap"_a, "rope"_a, "intermediate"_a, "activation"_a, "multiplier"_a, "qkv"_a.noconvert(),
            "o"_a.noconvert(), "gate_up"_a.noconvert(), "down"_a.noconvert(), "vectors"_a)
-      .def("allocate", &DecoderOp::allocate, "num_pages"_a, "page_size"_a, "half"_a, "pinned"_a)
-      .def("page_bytes", &DecoderOp::page_bytes, "page_size"_a, "half"_a)
+      .def("allocate", &DecoderOp::allocate, "num_pages"_a, "page_size"_a, "kind"_a, "pinned"_a)
+      .def("page_bytes", &DecoderOp::page_bytes, "page_size"_a, "kind"_a)
       .def("scrub", &DecoderOp::scrub, "pages"_a)
       .def("step", &DecoderOp::step, "tokens"_a.noconvert(), "lengths"_a.noconvert(), "starts"_a.noconvert(),
            "table"_a.noconvert(), "offsets"_a.noconvert(), "rows"_a.noconvert(), "best"_a.noconvert(),

@@ -178,6 +178,18 @@ ANYRIG_INLINE f32x16 to_f32(const i32x16& v) {
   return c;
 }
 
+// Sixteen 16-bit numbers, zero-extended.
+ANYRIG_INLINE i32x16 load_u16(const void* p) {
+  i32x16 v;
+  for (int i = 0; i < PARTS; ++i) {
+    using Half = uint16_t __attribute__((vector_size(REGISTER / 2)));
+    Half h;
+    std::memcpy(&h, static_cast<const char*>(p) + i * sizeof h, sizeof h);
+    v.p[i] = __builtin_convertvector(h, i32x16::Part);
+  }
+  return v;
+}
+
 // The lanes' numbers, counted from `first`.
 ANYRIG_INLINE i32x16 lanes_from(int32_t first) {
   static constexpr int32_t numbers[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
