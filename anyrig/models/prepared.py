@@ -18,10 +18,13 @@ import mmap
 import os
 import re
 import struct
+import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -35,21 +38,44 @@ from anyrig.models import cache, checkpoint
 
 log = logging.getLogger(__name__)
 
+# Raise when what `describe.py`, `block.py` or `trace.py` say of the same model changes: older files are made anew.
+DESCRIPTION = 1
 MAGIC = b"ANYRIG01"
 ALIGN = 4096
 SUFFIX = ".anyrig"
 _PREFIX = struct.Struct("<8sQ32s")
 _LONGEST_HEADER = 256 << 20  # bytes; a broken length must not be read
-# What a disk, its owner or the file system may refuse; anything else is a bug.
+_DAY = 24 * 3600  # seconds
+_UNUSED = 30 * _DAY  # after which a file of another version of the model goes
+_SOFTWARE = ("layout", "anyrig", "description", "transformers")  # parts of the key
+# What a disk, its owner or the file system may refuse; anything else is a bug of ours.
 _REFUSED = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST),
-    *(errno.ENODEV, errno.EOPNOTSUPP, errno.EINVAL, errno.EIO, errno.ENOENT, errno.ENOMEM, errno.ENOLCK, errno.ENOSYS),
+    *(errno.ENODEV, errno.EOPNOTSUPP, errno.EIO, errno.ENOMEM, errno.ENOLCK, errno.ENOSYS),
 }
 
 # packed_size(kind, rows, columns, group, minimum) -> bytes of a packed matrix.
 PackedSize = Callable[[WeightKind, int, int, int, bool], int]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
+
+
+@lru_cache(maxsize=1)
+def transformers_version() -> str:
+    """Of the installed Transformers, which is not imported; "" where there is none.
+
+    Read off the name of its directory of metadata: `importlib.metadata` says the same, but its import takes longer
+    (12 ms) than mapping a model.
+    """
+    for place in sys.path:
+        for path in Path(place).glob("transformers-*.dist-info"):
+            return path.name.removeprefix("transformers-").removesuffix(".dist-info")
+    from importlib import metadata
+
+    try:
+        return metadata.version("transformers")
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 @dataclass(frozen=True)
@@ -63,6 +89,8 @@ class Key:
         layout: number of the native module's layout.
         length: what the rope was frozen for, where its kind depends on the length; 0 otherwise.
         anyrig: our version.
+        description: `DESCRIPTION`.
+        transformers: version of the library whose module was described.
     """
 
     model: str
@@ -73,6 +101,8 @@ class Key:
     layout: int
     length: int = 0
     anyrig: str = anyrig.__version__
+    description: int = DESCRIPTION
+    transformers: str = field(default_factory=transformers_version)
 
     @property
     def path(self) -> Path:
@@ -137,10 +167,13 @@ def directory() -> Path:
     return home() / "prepared"
 
 
-def find(key: Key, *, quiet: bool = False) -> Prepared | None:
+def find(key: Key, packed_size: PackedSize | None = None, *, quiet: bool = False) -> Prepared | None:
     """The prepared file of this key, mapped; None when there is none, or when it is stale, cut short or foreign.
 
     The latter is said in one line (unless `quiet`), and the file is then made anew by whoever asked.
+
+    Args:
+        packed_size: of the kernels that will read it; with it, matrices of another size are stale.
     """
     try:
         with key.path.open("rb") as file:
@@ -148,9 +181,15 @@ def find(key: Key, *, quiet: bool = False) -> Prepared | None:
             if header["key"] != asdict(key):
                 raise ValueError("it was made from something else")
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        with suppress(OSError):
-            mapping.madvise(mmap.MADV_WILLNEED)
-        return _views(mapping, header, start, key.path)
+            with suppress(OSError):
+                mapping.madvise(mmap.MADV_WILLNEED)
+            found = _views(mapping, header, start, key.path)
+            if packed_size is not None:
+                _check_sizes(found, packed_size)
+            with suppress(OSError):
+                if time.time() - os.fstat(file.fileno()).st_mtime > _DAY:
+                    os.utime(key.path)  # it is used: `_remove_stale`
+        return found
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -159,7 +198,9 @@ def find(key: Key, *, quiet: bool = False) -> Prepared | None:
 
 
 @contextmanager
-def exclusive(key: Key, progress: Callable[[str], None] | None = None) -> Iterator[Prepared | None]:
+def exclusive(
+    key: Key, progress: Callable[[str], None] | None = None, packed_size: PackedSize | None = None
+) -> Iterator[Prepared | None]:
     """Be the only process that prepares this key: yields what another one has made meanwhile, or None: then `create`.
 
     Call `find` first, which needs no lock. Where none can be had (a directory that may not be written), there is none.
@@ -181,7 +222,7 @@ def exclusive(key: Key, progress: Callable[[str], None] | None = None) -> Iterat
     except (OSError, NotImplementedError) as error:
         log.debug("no lock for %s: %s", key.path, error)
     try:
-        yield find(key, quiet=True)
+        yield find(key, packed_size, quiet=True)
     finally:
         if lock is not None and lock.is_locked:
             lock.release()
@@ -250,7 +291,7 @@ class Writer:
         return _views(self._mapping, self._header, self._start, None)
 
     def commit(self) -> Prepared:
-        """Put the file in its place, whole and on the disk, and remove older ones of the same model and kind."""
+        """Put the file in its place, whole and on the disk, and remove those that it makes stale."""
         if self._new is not None:
             try:
                 os.fsync(self._fd)
@@ -258,7 +299,7 @@ class Writer:
                 self._new = None
                 with self.key.path.open("rb") as file:
                     mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                _remove_others(self.key)
+                _remove_stale(self.key)
                 return _views(mapping, self._header, self._start, self.key.path)
             except OSError as error:
                 self._give_up(error)
@@ -298,7 +339,11 @@ class Writer:
 
 
 class InMemory:
-    """What `Writer` does, for one process: no file, so no key."""
+    """What `Writer` does, for one process: no file, so no key.
+
+    For weights that nobody starts with again: the random models of the tests (`tests/models/families.py`), and
+    trainers that pack new ones after every update. Models of users go through `create`.
+    """
 
     def __init__(self, spec: DecoderSpec, packed_size: PackedSize) -> None:
         self._made = Prepared(spec, {}, {}, None, 0)
@@ -367,12 +412,39 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _remove_others(key: Key) -> None:
-    same = ("model", "kind", "group", "minimum")
+def _remove_stale(key: Key) -> None:
+    """Delete files of the same model, kind, group, minimum and length that nobody will want again.
+
+    1. Of the same files of the model, made by other software: an update.
+    2. Of other files of the model, when no one has used it for 30 days. Until then it may be another revision, or
+    another directory's: two of them must not make each other's first start slow for ever.
+    """
+    ours = asdict(key)
     for file in prepared_files():
-        if file.key is not None and file.path != key.path and all(file.key.get(n) == asdict(key)[n] for n in same):
-            with suppress(OSError):
+        theirs = file.key or {}
+        if file.path == key.path or any(
+            theirs.get(n) != ours[n] for n in ("model", "kind", "group", "minimum", "length")
+        ):
+            continue
+        with suppress(OSError):
+            if theirs.get("version") == ours["version"]:
+                stale = any(theirs.get(n) != ours[n] for n in _SOFTWARE)
+            else:
+                stale = time.time() - file.path.stat().st_mtime > _UNUSED
+            if stale:
                 file.path.unlink(missing_ok=True)
+
+
+def _check_sizes(found: Prepared, packed_size: PackedSize) -> None:
+    """
+    Raises:
+        ValueError: naming a matrix that the kernels would not read as it was written.
+    """
+    for name, (rows, columns) in found.spec.matrices().items():
+        kind, group, minimum = found.spec.packing(name)
+        size = packed_size(kind, rows, columns, group, minimum)
+        if found.matrices[name].nbytes != size:
+            raise ValueError(f"{name} has {found.matrices[name].nbytes:,} bytes rather than {size:,}")
 
 
 def _read_header(fd: int, path: Path) -> tuple[dict[str, Any], int]:

@@ -1,6 +1,7 @@
 """Prepared files: mapped when they are right, made anew when they are not, and never needed."""
 
 import errno
+import hashlib
 import json
 import logging
 import os
@@ -8,8 +9,10 @@ import resource
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +115,8 @@ def test_what_was_written_is_found_again(home: Path) -> None:
         {"layout": 4},
         {"length": 8192},
         {"anyrig": "9.9"},
+        {"description": prepared.DESCRIPTION + 1},
+        {"transformers": "9.9"},
         {"model": "yours"},
     ],
     ids=lambda o: next(iter(o)),
@@ -293,16 +298,95 @@ def test_a_home_that_cannot_be_written_only_costs_the_speed_up(
             subprocess.run(["umount", "-l", str(home)], check=True)
 
 
-def test_a_new_file_replaces_the_stale_one_of_its_kind() -> None:
-    old, other_kind, other_model = KEY, replace(KEY, kind="int4", group=32), replace(KEY, model="mine-too")
-    for key in (old, other_kind, other_model):
+@pytest.mark.parametrize(
+    "software",
+    [{"layout": 4}, {"anyrig": "9.9"}, {"description": prepared.DESCRIPTION + 1}, {"transformers": "9.9"}],
+    ids=lambda s: next(iter(s)),
+)
+def test_an_update_replaces_the_files_of_its_kind(software: dict[str, object]) -> None:
+    others = [
+        replace(KEY, kind="int4", group=32),
+        replace(KEY, model="mine-too"),
+        replace(KEY, length=8192),
+        replace(KEY, version="f" * 16),
+    ]
+    for key in (KEY, *others):
         make(key)
-    new = replace(KEY, version="f" * 16)
-    mapped = prepared.find(old)
+    new = replace(KEY, **software)  # type: ignore[arg-type]
+    mapped = prepared.find(KEY)
     make(new)
-    assert not old.path.exists()
-    assert all(key.path.exists() for key in (new, other_kind, other_model))
+    assert not KEY.path.exists()
+    assert all(key.path.exists() for key in (new, *others))
     assert is_whole(mapped)  # who runs it goes on
+
+
+def test_a_file_of_before_the_key_had_all_its_parts_goes() -> None:
+    make(KEY)
+    # As an older version of ours wrote it.
+    raw = KEY.path.read_bytes()
+    length = int.from_bytes(raw[8:16], "little")
+    header = json.loads(raw[48 : 48 + length])
+    del header["key"]["description"], header["key"]["transformers"]
+    text = json.dumps(header).encode()
+    old = KEY.path.with_name("mine-int8-before.anyrig")
+    whole = raw[:8] + len(text).to_bytes(8, "little") + hashlib.sha256(text).digest() + text
+    old.write_bytes(whole.ljust(len(raw) - header["bytes"], b"\0") + raw[len(raw) - header["bytes"] :])
+    assert sorted(f.kind or "" for f in prepared.prepared_files()) == ["int8", "int8"]
+    make(KEY)
+    assert not old.exists()
+
+
+def test_other_files_of_a_model_go_when_nobody_has_used_them_for_a_month() -> None:
+    """Two revisions, or two lengths of a rope that depends on it, in turn: each is prepared once."""
+    revision, longer = replace(KEY, version="f" * 16), replace(KEY, length=8192)
+    for key in (KEY, revision, longer, KEY, revision):
+        make(key)
+        assert all(is_whole(prepared.find(k)) for k in (KEY, revision) if k.path.exists())
+    assert all(key.path.exists() for key in (KEY, revision, longer))
+    month = time.time() - 31 * 24 * 3600
+    os.utime(KEY.path, (month, month))
+    assert is_whole(prepared.find(KEY))  # used
+    make(revision)
+    assert KEY.path.exists()
+    for key in (KEY, longer):
+        os.utime(key.path, (month, month))
+    make(revision)
+    assert not KEY.path.exists()
+    assert longer.path.exists()  # of another length: never in the way
+
+
+def test_matrices_of_another_size_than_the_kernels_read_are_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    def padded(kind: str, rows: int, columns: int, group: int, minimum: bool) -> int:
+        return packed_size(kind, rows, columns, group, minimum) + 64
+
+    make(KEY)
+    assert is_whole(prepared.find(KEY, packed_size))
+    assert not caplog.records
+    assert prepared.find(KEY, padded) is None
+    (line,) = [r.getMessage() for r in caplog.records]
+    assert line == f"{KEY.path} is made anew: head has 10,880 bytes rather than 10,944"
+    with prepared.exclusive(KEY, packed_size=padded) as found:
+        assert found is None
+    with prepared.exclusive(KEY, packed_size=packed_size) as found:
+        assert is_whole(found)
+
+
+def test_our_own_mistakes_are_not_taken_for_a_disk_that_says_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*arguments: object) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(os, "posix_fallocate", wrong)
+    with pytest.raises(OSError, match="Invalid argument"):
+        make(KEY)
+
+
+def test_the_version_of_transformers_is_known_without_importing_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared.transformers_version.cache_clear()
+    assert prepared.transformers_version() == metadata.version("transformers") == KEY.transformers
+    monkeypatch.setattr(sys, "path", [])
+    prepared.transformers_version.cache_clear()
+    assert prepared.transformers_version() == ""
+    prepared.transformers_version.cache_clear()
 
 
 def test_the_key_follows_the_files_and_the_length_where_it_counts(tmp_path: Path) -> None:
