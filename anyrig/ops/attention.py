@@ -68,6 +68,10 @@ class AttentionOp(Protocol):
 
     name: str
 
+    def __init__(self, page_size: int, device: str = "cpu", threads: int | None = None) -> None:
+        """`threads`: for kernels that have their own; None: the cores that this process may use."""
+        ...
+
     @staticmethod
     def why_not(layers: Sequence[LayerSpec], page_size: int, dtype: torch.dtype) -> str | None:
         """Why it can't compute these layers on pages of this size and dtype, or None when it can."""

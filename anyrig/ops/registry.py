@@ -52,22 +52,27 @@ IMPLEMENTATIONS = [
 
 
 def choose(
-    op: str, device: str, name: str | None = None, suits: Callable[[Any], str | None] = lambda loaded: None
+    op: str, device: str, name: str | None = None, suits: Callable[[Any], str | None] | None = None
 ) -> Implementation:
     """The first implementation of `op` that runs on `device`, or the one called `name`.
 
     Args:
-        suits: says of a loaded implementation why it is not for the work at hand, or None when it is.
+        suits: says of a loaded implementation why it is not for the work at hand, or None when it is; None: any
+            is, and none is loaded.
 
     Raises:
         UsageError: when `name` does not exist or can't run here, with the reason.
     """
+
+    def why_not(implementation: Implementation) -> str | None:
+        return implementation.why_not(device) or (None if suits is None else suits(implementation.load()))
+
     known = [i for i in IMPLEMENTATIONS if i.op == op]
     if name is None:
-        return next(i for i in known if i.why_not(device) is None and suits(i.load()) is None)
+        return next(i for i in known if why_not(i) is None)
     for implementation in known:
         if implementation.name == name:
-            if reason := implementation.why_not(device):
+            if reason := why_not(implementation):
                 raise UsageError(f"{op}: implementation {name!r} can't run on {device}", reason)
             return implementation
     raise UsageError(f"{op}: no implementation {name!r}", "there is " + ", ".join(i.name for i in known))

@@ -21,12 +21,12 @@ class CpuAttention:
 
     name = "cpu"
 
-    def __init__(self, page_size: int, device: str = "cpu") -> None:
+    def __init__(self, page_size: int, device: str = "cpu", threads: int | None = None) -> None:
         module = native.module()
         if module is None:
             raise Unsupported(f"CPU kernels: {native.why_not()}")
         self.page_size = page_size
-        self.kernel: Any = module.Attention(page_size, cpu.read().cores)
+        self.kernel: Any = module.Attention(page_size, threads or cpu.read().cores)
 
     @staticmethod
     def why_not(layers: Sequence[LayerSpec], page_size: int, dtype: torch.dtype) -> str | None:

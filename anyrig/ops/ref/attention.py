@@ -30,8 +30,8 @@ class RefAttention:
 
     name = "ref"
 
-    def __init__(self, page_size: int, device: str = "cpu") -> None:
-        self.page_size = page_size
+    def __init__(self, page_size: int, device: str = "cpu", threads: int | None = None) -> None:
+        self.page_size = page_size  # threads are torch's own
         self.device = device
 
     @staticmethod
