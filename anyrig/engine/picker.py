@@ -14,7 +14,9 @@ import numpy as np
 
 from anyrig.core.spec import StepResult
 from anyrig.engine.rows import NOT_FINITE, Sampled, SampleRow
+from anyrig.engine.torch_threads import torch_threads
 from anyrig.ops.cpu import native
+from anyrig.ops.cpu.draw import draw
 from anyrig.ops.sample import TokenScores
 
 if TYPE_CHECKING:
@@ -49,15 +51,10 @@ class Picker:
         sampled: list[Sampled | None] = [None] * len(rows)
         if result.best is not None and result.best_logits is not None:
             for i, row in enumerate(rows):
-                if row.plain and row.params.logprobs is None:
-                    finite = math.isfinite(result.best_logits[at[i]])
-                    sampled[i] = Sampled(result.best[at[i]]) if finite else Sampled(-1, error=NOT_FINITE)
-                elif (
-                    row.simple
-                    and isinstance(result.logits, np.ndarray)
-                    and not math.isfinite(result.best_logits[at[i]])
-                ):
-                    sampled[i] = Sampled(-1, error=NOT_FINITE)
+                if not math.isfinite(result.best_logits[at[i]]):
+                    sampled[i] = Sampled(-1, error=NOT_FINITE)  # whatever the row needs
+                elif row.plain and row.params.logprobs is None:
+                    sampled[i] = Sampled(result.best[at[i]])
         if isinstance(result.logits, np.ndarray):
             self._draw(result.logits, at, rows, sampled)
         left = [i for i, token in enumerate(sampled) if token is None]
@@ -70,12 +67,8 @@ class Picker:
 
     def prompt_logprobs(self, logits: Any, target_ids: Sequence[int], k: int) -> list[TokenScores]:
         """See `Sampler.prompt_logprobs`; logits may be a numpy array."""
-        sampler = self._sampler()
-        if isinstance(logits, np.ndarray):
-            import torch
-
-            logits = torch.from_numpy(logits)
-        return sampler.prompt_logprobs(logits, target_ids, k)
+        with torch_threads(self._torch_threads(logits)):
+            return self._sampler().prompt_logprobs(_tensor(logits), target_ids, k)
 
     def _draw(self, logits: Any, at: Sequence[int], rows: Sequence[SampleRow], sampled: list[Sampled | None]) -> None:
         """Rows without adjustments or log-probabilities, drawn in place by the kernels; their logits are spent."""
@@ -83,36 +76,18 @@ class Picker:
         module = native.module()
         if not todo or module is None:
             return
-        draws = [rows[i].draw() for i in todo]
-        ids = np.empty(len(todo), np.int32)
-        module.draw(
-            logits,
-            np.array([at[i] for i in todo], np.int32),
-            np.array([d.temperature for d in draws], np.float32),
-            np.array([d.uniform for d in draws], np.float64),
-            np.array([d.min_p for d in draws], np.float32),
-            np.array([d.top_k for d in draws], np.int32),
-            np.array([d.top_p for d in draws], np.float32),
-            ids,
-            False,
-            self._threads,
-        )
-        for i, token in zip(todo, ids.tolist(), strict=True):
+        tokens = draw(module, logits, [at[i] for i in todo], [rows[i].draw() for i in todo], self._threads)
+        for i, token in zip(todo, tokens, strict=True):
             sampled[i] = Sampled(token)
 
     def _with_torch(self, logits: Any, rows: Sequence[SampleRow]) -> list[Sampled]:
-        sampler = self._sampler()
-        if not isinstance(logits, np.ndarray):
-            return sampler.sample(logits, rows)
-        import torch
+        with torch_threads(self._torch_threads(logits)):
+            return self._sampler().sample(_tensor(logits), rows)
 
-        # One thread: torch's own would go on spinning on the cores that the kernels are about to need.
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            return sampler.sample(torch.from_numpy(logits), rows)
-        finally:
-            torch.set_num_threads(threads)
+    def _torch_threads(self, logits: Any) -> int | None:
+        """One where the CPU kernels compute the steps; None: torch's."""
+        on_cpu = isinstance(logits, np.ndarray) or logits.device.type == "cpu"
+        return 1 if on_cpu and native.module() is not None else None
 
     def _sampler(self) -> "Sampler":
         if self._torch is None:
@@ -120,3 +95,11 @@ class Picker:
 
             self._torch = Sampler(self.vocab_size, self.logprobs_mode)
         return self._torch
+
+
+def _tensor(logits: Any) -> Any:
+    if not isinstance(logits, np.ndarray):
+        return logits
+    import torch
+
+    return torch.from_numpy(logits)
