@@ -11,6 +11,7 @@ from anyrig.core.errors import Unsupported, UsageError
 from anyrig.core.spec import Chunk, StepPlan, StepResult
 from anyrig.engine import inputs, memory
 from anyrig.engine.runner import Runner, pick_dtype
+from anyrig.engine.torch_threads import torch_threads
 from anyrig.hardware import cpu
 from anyrig.models import load
 from anyrig.models.adapter import Decoder
@@ -42,22 +43,25 @@ def make(
         not_fused: why the fused decoder does not run it, for `describe`.
     """
     dtype = DTYPES[pick_dtype(config.dtype, device)]
+    threads = config.threads or cpu.read().cores
     if device == "cpu":
-        torch.set_num_threads(config.threads or cpu.read().cores)
+        torch.set_num_threads(threads)
     progress(f"loading {name} ({_word(dtype)}, {device})")
     try:
         if config.runner == "transformers":
             raise Unsupported("`runner` is transformers")
         model = load.load(path, dtype=dtype, device=device, attn_implementation="eager")
         probe_tokens = VERIFY_TOKENS if config.verify else PROBE_TOKENS
-        linear = choose_linear(device, dtype, config.quantize, config.threads or cpu.read().cores)
+        linear = choose_linear(device, dtype, config.quantize, threads)
         return PagedRunner(Decoder(model, name, limit, probe_tokens, linear), config, limit, not_fused)
     except Unsupported as error:
         reason = str(error)
     if config.runner == "paged":
         raise UsageError(f"`runner` is paged, but {reason}", "auto takes what can")
     if config.quantize != "none":
-        raise UsageError(f"`quantize` is {config.quantize}, but {reason}: it would run through Transformers' own forward")
+        raise UsageError(
+            f"`quantize` is {config.quantize}, but {reason}: it would run through Transformers' own forward"
+        )
     # Outside of the handler: the error's traceback holds the first model, and two would be in memory.
     log.warning("%s; it runs through Transformers' own forward, one sequence at a time", reason)
     if config.kv_cache_memory is not None:
@@ -67,7 +71,12 @@ def make(
 
 
 class PagedRunner:
-    """The paged path: flat ragged batches through `Decoder`."""
+    """The paged path: flat ragged batches through `Decoder`.
+
+    Attributes:
+        weight_bytes: of all weights as they are kept.
+        torch_threads: that compute what the CPU kernels don't; None: torch's own number.
+    """
 
     prefix_caching = True
     chunked = True
@@ -77,6 +86,8 @@ class PagedRunner:
         self.decoder = decoder
         self.not_fused = not_fused
         self.device = str(decoder.device)
+        self.threads = config.threads or cpu.read().cores
+        self.weight_bytes = decoder.weight_bytes
         size = memory.size_kv(decoder.layers, config, max_model_len, decoder.dtype.itemsize, self.device)
         self.num_pages = size.num_pages
         self.kv_bytes = size.total_bytes
@@ -86,7 +97,8 @@ class PagedRunner:
         self.implementation = registry.choose(
             "attention", kind, suits=lambda op: op.why_not(decoder.layers, config.page_size, decoder.dtype)
         )
-        self.attention: AttentionOp = self.implementation.load()(config.page_size, self.device)
+        self.attention: AttentionOp = self.implementation.load()(config.page_size, self.device, self.threads)
+        self.torch_threads = 1 if decoder.all_kernels else None
         self.unit = linear_unit(
             decoder.linear_shapes, decoder.linear.make or (lambda linear: linear), decoder.dtype, self.device
         )
@@ -101,7 +113,8 @@ class PagedRunner:
     def _logits(self, plan: StepPlan) -> torch.Tensor:
         step = inputs.build(plan, self.unit, self.device)
         attention = self.attention.prepare(plan, len(step.token_ids))
-        logits = self.decoder.forward(step.token_ids, step.positions, step.rows, attention)
+        with torch_threads(self.torch_threads):
+            logits = self.decoder.forward(step.token_ids, step.positions, step.rows, attention)
         return logits[: step.num_rows]
 
     def forget(self, seq_id: int) -> None:
@@ -113,7 +126,7 @@ class PagedRunner:
             layer.v[:, pages] = 0
 
     def describe(self) -> str:
-        threads = f", {torch.get_num_threads()} threads" if self.device == "cpu" else ""
+        threads = f", {self.threads} threads" if self.device == "cpu" else ""
         return (
             f"paged engine on {self.device}{threads}, {_word(self.decoder.dtype)}, "
             f"attention {self.implementation.name}, linear {self.decoder.linear.name}, "

@@ -15,7 +15,7 @@ from transformers import AttentionInterface
 from anyrig.core.errors import Unsupported
 from anyrig.core.spec import LayerSpec
 from anyrig.models.probe import PROBE_TOKENS, Probe, check_config, takes
-from anyrig.models.replace import LinearChoice, choose_linear, pack_linear
+from anyrig.models.replace import FEW, LinearChoice, choose_linear, left_to_torch, pack_linear, weight_bytes
 from anyrig.models.rope import freeze_rope
 from anyrig.ops.attention import AttentionStep, KVPages
 
@@ -39,6 +39,8 @@ class Decoder:
         layers: one `LayerSpec` per attention layer, in the order of the calls.
         linear: what stands in the place of an `nn.Linear` (`replace.py`).
         linear_shapes: `[out, in]` of the linear layers, each shape once.
+        weight_bytes: of all weights as they are kept.
+        all_kernels: whether the CPU kernels compute nearly all products with weights.
     """
 
     def __init__(
@@ -61,6 +63,8 @@ class Decoder:
         freeze_rope(model, max_model_len)
         self.linear = linear or choose_linear(str(self.device), self.dtype, threads=torch.get_num_threads())
         self.linear_shapes = pack_linear(model, self.linear)
+        self.weight_bytes = weight_bytes(model)
+        self.all_kernels = self.linear.kernels and left_to_torch(model) < FEW
         self._interface = f"anyrig_{next(_numbers)}"
         AttentionInterface.register(self._interface, _weakly(self._attend))
         self._probe: Probe | None = None

@@ -38,6 +38,10 @@ class CpuLinear(nn.Module):
         self.kernel = module.Linear(self.packed, kind, n, k, group, minimum, threads)
         self.register_buffer("weight", linear.weight.detach().to("meta"), persistent=False)
 
+    @property
+    def packed_bytes(self) -> int:
+        return self.packed.nbytes
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.detach().reshape(-1, self.in_features).float().contiguous()
         out = torch.empty(len(rows), self.out_features)
