@@ -49,9 +49,9 @@ def make(path: Path, name: str, config: EngineConfig, limit: int, progress: Call
     kind = weight_kind(config, module.isa)
     group, minimum = INT4 if kind == "int4" else (0, False)
     key = prepared.key_of(name, path, limit, kind=kind, layout=module.LAYOUT, group=group, minimum=minimum)
-    found = prepared.find(key)
+    found = prepared.find(key, module.packed_size)
     if found is None:
-        with prepared.exclusive(key, progress) as other:
+        with prepared.exclusive(key, progress, module.packed_size) as other:
             found = other or _prepare(path, name, config, limit, key, module, progress)
     else:
         progress(f"mapping {name} ({kind}, prepared)")

@@ -300,7 +300,13 @@ def poisoned(tmp_path_factory):
 
     path = tmp_path_factory.mktemp("poisoned") / "model"
     shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = {"model_type": "llama", "vocab_size": 49152, "tie_word_embeddings": False, "initializer_range": 0.2, **shape}
+    config = {
+        "model_type": "llama",
+        "vocab_size": 49152,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.2,
+        **shape,
+    }
     model = load_random({**config, "num_key_value_heads": 2, "max_position_embeddings": 512}, dtype=torch.bfloat16)
     model.get_input_embeddings().weight[47000] = float("nan")
     model.save_pretrained(path)

@@ -183,7 +183,7 @@ def check(family: Family, fused: bool = True) -> Verdict:
             n = min(left, 1 if left <= 5 else min(23 if runner.chunked else left, left - 5))
             if n:
                 chunks.append(Chunk(i, tokens[done[i] : done[i] + n], done[i], tables[i], rows=n))
-        logits = torch.as_tensor(runner.run(StepPlan(chunks)).logits).split([c.rows for c in chunks])
+        logits = torch.as_tensor(runner.run(StepPlan(chunks)).logits).clone().split([c.rows for c in chunks])
         for chunk, rows in zip(chunks, logits, strict=True):
             got[chunk.seq_id].append(rows)
             done[chunk.seq_id] += chunk.length
@@ -207,8 +207,8 @@ def table() -> str:
         "- **paged**: the model's own module on our paged attention; everything in these docs applies.",
         "- **transformers**: Transformers' own forward and cache, one sequence after the other; slower, same results.",
         "",
-        "Other decoders are fused when they are made of the same parts, and paged when they use Transformers' attention",
-        "interface; the probe at load decides, and says why when it is not so.",
+        "Other decoders are fused when they are made of the same parts, and paged when they use Transformers'",
+        "attention interface; the probe at load decides, and says why when it is not so.",
         "",
         "| family | what is special | runs as | why not better |",
         "|---|---|---|---|",
