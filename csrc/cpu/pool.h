@@ -2,6 +2,7 @@
 #pragma once
 
 #include <pthread.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -120,6 +121,10 @@ class Pool {
     if (team_) team_.release();  // another process's threads: neither joined nor freed
     team_ = std::make_unique<Team>();
     counted_ = 0;
+    // Signals are for the threads that Python knows: one that ended here would not wake a prompt that waits for a key.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
     try {
       for (int number = 1; number < size_; ++number)
         team_->threads.emplace_back([this, number, team = team_.get()] { serve(*team, number); });
@@ -127,6 +132,7 @@ class Pool {
       size_ = int(team_->threads.size()) + 1;
       active_ = std::min(active_, size_);
     }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
   void serve(Team& team, int number) {
