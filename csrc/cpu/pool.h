@@ -154,12 +154,12 @@ class Pool {
     spent_ += took;
     if (active_ > 1 && whole) {
       busy_ += took;
-      if (busy_ >= std::chrono::milliseconds(5)) {
+      if (busy_ >= WINDOW) {
         const long waited = team_->waited.load(std::memory_order_relaxed);
         const double share = double(waited - counted_) / double(busy_.count()) / active_;
         counted_ = waited, busy_ = {};
         waiting_ = (waiting_ + share) / 2;
-        if (waiting_ > 0.3) return resize(std::max(1, active_ / 2));
+        if (waiting_ > 0.35) return resize(std::max(1, active_ / 2));
       }
       if (spent_ > std::chrono::milliseconds(500)) pause_ = FIRST_PAUSE;
     }
@@ -188,6 +188,8 @@ class Pool {
   }
 
   static constexpr Clock::duration FIRST_PAUSE = std::chrono::milliseconds(50);
+  // Long enough that somebody who takes a core for a moment, as monitors do ten times a second, changes nothing.
+  static constexpr Clock::duration WINDOW = std::chrono::milliseconds(50);
 
   int size_;
   int active_;
