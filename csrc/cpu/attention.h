@@ -1,11 +1,5 @@
 // Paged attention: prefill, decode and any mixture of them in one pass.
 //
-// Keys and values live in pages of `page_size` tokens, per KV head in the order that the dot products read:
-//
-//   bfloat16   keys  [dim / 2][page_size][2]     values  [page_size / 2][v_dim][2]
-//   float32    keys  [dim][page_size]            values  [page_size][v_dim]
-//   int8       as bfloat16, a byte for each; after the keys, and after the values, a float32 scale per position
-//
 // A step's keys and values are written first and read back from the pages, so that a token sees the same bits whether it
 // was computed now or earlier. A row (one query head of one token) walks over tiles of 64 positions at absolute places,
 // within splits of 512 positions that are computed each from nothing and merged from first to last. So its bits depend
@@ -13,101 +7,9 @@
 // (Online softmax: Milakov and Gimelshein 2018; split keys: FlashDecoding, Dao et al. 2023.)
 #pragma once
 
-#include <algorithm>
-#include <vector>
-
-#include "vec.h"
+#include "attention_plan.h"
 
 namespace anyrig {
-
-constexpr int TILE = 64;          // positions of one tile; a multiple of the page size
-constexpr int SPLIT = 512;        // positions of one split
-constexpr int QUERY_ROWS = 32;    // rows of one work item, at most (more only for more heads per KV head)
-constexpr int MOST_ROWS_OF_ITEM = 128;  // so many query heads may share a KV head
-
-// What one layer asks for (core/spec.py LayerSpec).
-struct AttentionLayer {
-  int heads, kv_heads, dim, v_dim;
-  float scaling;
-  int window = 0;     // 0: none
-  float softcap = 0;  // 0: none
-  const float* sinks = nullptr;
-  int group() const { return heads / kv_heads; }
-};
-
-// Where a layer's pages are: page p of head h begins at base + p * page_stride + h * head_stride (bytes).
-struct Pages {
-  uint8_t* k = nullptr;
-  uint8_t* v = nullptr;
-  size_t page_stride = 0, head_stride = 0;
-  size_t v_page_stride = 0, v_head_stride = 0;
-  int page_size = 16;
-  bool half = true;    // dot products take bfloat16 (bfloat16 and int8 pages), else float32
-  bool bytes = false;  // int8
-
-  int element() const { return bytes ? 1 : half ? 2 : 4; }
-  // Bytes of one head's keys (or values) of `dim` numbers in one page.
-  static size_t size(int page_size, int dim, bool half, bool bytes) {
-    return size_t(page_size) * (bytes ? dim + 4 : half ? dim * 2 : dim * 4);
-  }
-
-  uint8_t* key(int page, int head) const { return k + page * page_stride + head * head_stride; }
-  uint8_t* value(int page, int head) const { return v + page * v_page_stride + head * v_head_stride; }
-};
-
-// One sequence's part of the step: rows first .. first + length of the flat batch are its positions start ...
-struct Chunk {
-  int first, length, start;
-  const int32_t* table;
-};
-
-// A piece of work: tokens t0 .. t1 of a chunk against splits s0 .. s1, for one KV head (chosen when it is run).
-struct WorkItem {
-  int chunk, t0, t1, s0, s1;
-  int partial;  // first slot of its partial results, -1: it sees all its splits itself
-};
-
-// The step's work, planned once and shared by all layers with the same number of heads per KV head.
-struct AttentionPlan {
-  std::vector<Chunk> chunks;
-  std::vector<WorkItem> items;
-  std::vector<WorkItem> merges;  // items whose splits were dealt out, to be merged when all are done
-  int partials = 0;              // slots of partial results (per KV head)
-  int rows = 0;                  // most rows of an item
-
-  // `splits`: the splits of a long sequence may be dealt to several threads, which leaves partial results to merge.
-  void build(int group, int kv_heads, int threads, bool splits) {
-    items.clear(), merges.clear(), partials = 0, rows = 0;
-    const int tokens = std::max(1, QUERY_ROWS / group);
-    for (int c = 0; c < int(chunks.size()); ++c)
-      for (int t = 0; t < chunks[c].length; t += tokens) {
-        const int end = std::min(t + tokens, chunks[c].length);
-        items.push_back({c, t, end, 0, ceil_div(chunks[c].start + end, SPLIT), -1});
-        rows = std::max(rows, (end - t) * group);
-      }
-    if (splits && long(items.size()) * kv_heads < 2L * threads) deal_splits();
-    // Long ones first: the threads finish together.
-    std::stable_sort(items.begin(), items.end(), [](auto& a, auto& b) { return work(a) > work(b); });
-  }
-
- private:
-  static long work(const WorkItem& i) { return long(i.t1 - i.t0) * (i.s1 - i.s0); }
-
-  void deal_splits() {
-    std::vector<WorkItem> dealt;
-    for (WorkItem item : items) {
-      if (item.s1 <= 1 || item.t1 - item.t0 > 1) {  // rows of prompts are many: they keep the threads busy as they are
-        dealt.push_back(item);
-        continue;
-      }
-      item.partial = partials;
-      merges.push_back(item);
-      for (int s = 0; s < item.s1; ++s) dealt.push_back({item.chunk, item.t0, item.t1, s, s + 1, partials + s});
-      partials += item.s1;
-    }
-    items = std::move(dealt);
-  }
-};
 
 // Running softmax of `rows` rows: maximum, sum of exponentials, and weighted values [rows][v_dim].
 struct Partial {
@@ -140,75 +42,6 @@ struct AttentionScratch {
     weights = reinterpret_cast<uint8_t*>(p + tile);
     now = Partial::at(p + 2 * tile, rows);
     all = Partial::at(p + 2 * tile + Partial::floats(rows, v_dim), rows);
-  }
-};
-
-// Quantises x [n] with one scale. What is not finite makes the scale NaN.
-template <class Put>
-inline void write_bytes(const float* x, int n, float* scale, Put&& put) {
-  float most = 0, nothing = 0;
-  for (int i = 0; i < n; ++i) {
-    most = std::max(most, std::fabs(x[i]));
-    nothing += x[i] * 0;
-  }
-  *scale = most / 127 + nothing;
-  const float inverse = most > 0 && nothing == 0 ? 127 / most : 0;
-  for (int i = 0; i < n; ++i) put(i, nothing == 0 ? int8_t(std::nearbyint(x[i] * inverse)) : int8_t(0));
-}
-
-// Pairs of bytes [n][16][2] (`step` bytes from one n to the next) as bfloat16 pairs: small integers, so exact.
-inline void unpack_pairs(const uint8_t* from, size_t step, const uint8_t* next, int n, uint8_t* to) {
-  for (int i = 0; i < n; ++i) {
-    const auto both = load_u16(from + i * step);
-    if (i % 2 == 0) __builtin_prefetch(next + i * step, 0, 2);
-    const u32x16 low = bits_of<u32x16>(to_f32(both << 24 >> 24)), high = bits_of<u32x16>(to_f32(both << 16 >> 24));
-    store(to + i * 64, (low >> 16) | (high & 0xffff0000u));
-  }
-}
-
-// Writes one head's key [dim] and value [v_dim] of one position.
-inline void write_kv(const Pages& pages, const int32_t* table, int position, int head, const float* key, int dim,
-                     const float* value, int v_dim) {
-  const int p = pages.page_size, page = table[position / p], slot = position % p;
-  if (pages.bytes) {
-    auto* k = reinterpret_cast<int8_t*>(pages.key(page, head)) + slot * 2;
-    write_bytes(key, dim, reinterpret_cast<float*>(pages.key(page, head) + size_t(p) * dim) + slot,
-                [&](int i, int8_t q) { k[i / 2 * p * 2 + i % 2] = q; });
-    auto* v = reinterpret_cast<int8_t*>(pages.value(page, head)) + size_t(slot / 2) * v_dim * 2 + slot % 2;
-    write_bytes(value, v_dim, reinterpret_cast<float*>(pages.value(page, head) + size_t(p) * v_dim) + slot,
-                [&](int i, int8_t q) { v[i * 2] = q; });
-  } else if (pages.half) {
-    auto* k = reinterpret_cast<uint16_t*>(pages.key(page, head)) + slot * 2;
-    for (int i = 0; i < dim; i += 2) {
-      k[i / 2 * p * 2] = to_bf16(key[i]);
-      k[i / 2 * p * 2 + 1] = to_bf16(key[i + 1]);
-    }
-    auto* v = reinterpret_cast<uint16_t*>(pages.value(page, head)) + slot / 2 * v_dim * 2 + slot % 2;
-    for (int i = 0; i < v_dim; ++i) v[i * 2] = to_bf16(value[i]);
-  } else {
-    auto* k = reinterpret_cast<float*>(pages.key(page, head)) + slot;
-    for (int i = 0; i < dim; ++i) k[i * p] = key[i];
-    std::memcpy(pages.value(page, head) + size_t(slot) * v_dim * 4, value, size_t(v_dim) * 4);
-  }
-}
-
-// Where a tile's keys and values lie, sixteen positions at a time.
-struct TilePlaces {
-  const uint8_t* key[TILE / LANES];
-  const uint8_t* value[TILE / LANES];
-  const float* key_scale[TILE / LANES];  // int8 pages
-  const float* value_scale[TILE / LANES];
-
-  // Those of `table` from position `at` on; positions beyond `last` repeat it.
-  void find(const Pages& pages, const int32_t* table, int head, int at, int last, int dim, int v_dim) {
-    const int p = pages.page_size;
-    for (int i = 0; i < TILE / LANES; ++i) {
-      const int position = std::min(at + i * LANES, last / LANES * LANES), page = table[position / p];
-      key[i] = pages.key(page, head) + position % p * (pages.bytes ? 2 : 4);  // a pair, or one float, per position
-      value[i] = pages.value(page, head) + size_t(position % p) * v_dim * pages.element();
-      key_scale[i] = reinterpret_cast<const float*>(pages.key(page, head) + size_t(p) * dim) + position % p;
-      value_scale[i] = reinterpret_cast<const float*>(pages.value(page, head) + size_t(p) * v_dim) + position % p;
-    }
   }
 };
 

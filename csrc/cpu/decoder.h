@@ -9,31 +9,14 @@
 #include <stdexcept>
 
 #include "attention.h"
+#include "best.h"
+#include "buffer.h"
+#include "layer.h"
 #include "linear.h"
 #include "pool.h"
+#include "profile.h"
 
 namespace anyrig {
-
-enum class Activation { silu, gelu, gelu_tanh };
-
-struct Rope {
-  std::vector<float> inv_freq;
-  float scaling = 1;
-  bool interleaved = false;
-};
-
-// Pointers belong to the caller and outlive the decoder; null where the layer has no such vector.
-struct Layer {
-  AttentionLayer attention;
-  int rope = -1;
-  Activation activation = Activation::silu;
-  float multiplier = 1;
-  Linear qkv, o, gate_up, down;
-  const float *attn_norm = nullptr, *mlp_norm = nullptr, *attn_out_norm = nullptr, *mlp_out_norm = nullptr;
-  const float *q_norm = nullptr, *k_norm = nullptr;
-  const float *qkv_bias = nullptr, *o_bias = nullptr, *gate_up_bias = nullptr, *down_bias = nullptr;
-  Pages pages;
-};
 
 // One step's ragged batch. Row r of the flat batch is token `tokens[r]`.
 struct Step {
@@ -45,136 +28,6 @@ struct Step {
   float* logits = nullptr;         // [wanted][vocab], or null where the best tokens are enough
   int32_t* best = nullptr;         // [wanted]
   float* best_logit = nullptr;     // [wanted], before scale and softcap; NaN where the row holds a NaN
-};
-
-// Seconds that the calling thread spent in each part of the steps so far, waiting for the others included.
-struct Profile {
-  enum Part { embed, norm, qkv, place, attention, o, gate_up, down, head, PARTS_OF_STEP };
-  static constexpr const char* names[PARTS_OF_STEP] = {"embed", "norm", "qkv",  "place", "attention",
-                                                       "o",     "gate_up", "down", "head"};
-  double seconds[PARTS_OF_STEP] = {};
-  Clock::time_point last;
-
-  void start() { last = Clock::now(); }
-  void end(Part part) {
-    const auto now = Clock::now();
-    const double spent = std::chrono::duration<double>(now - last).count();
-    seconds[part] += spent;
-    last = now;
-  }
-};
-
-// Memory that is kept from step to step and only ever grows.
-class Buffer {
- public:
-  Buffer() = default;
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  ~Buffer() { std::free(data_); }
-
-  uint8_t* fit(size_t bytes) {
-    if (bytes > size_) {
-      std::free(data_);
-      size_ = (bytes + bytes / 4 + 4095) / 4096 * 4096;
-      data_ = static_cast<uint8_t*>(std::aligned_alloc(4096, size_));
-      if (!data_) {
-        size_ = 0;
-        throw std::bad_alloc();
-      }
-      std::memset(data_, 0, size_);
-    }
-    return data_;
-  }
-  size_t size() const { return size_; }
-
- private:
-  uint8_t* data_ = nullptr;
-  size_t size_ = 0;
-};
-
-// x / sqrt(mean(x^2) + eps) * weight, for one row. (RMSNorm: Zhang and Sennrich 2019.)
-ANYRIG_INLINE void rms_norm(const float* x, const float* weight, int n, float eps, float* out) {
-  f32x16 squares{};
-  int i = 0;
-  for (; i + LANES <= n; i += LANES) {
-    const auto v = load<f32x16>(x + i);
-    squares += v * v;
-  }
-  float sum = reduce_add(squares);
-  for (; i < n; ++i) sum += x[i] * x[i];
-  const float scale = 1.0f / std::sqrt(sum / float(n) + eps);
-  for (i = 0; i + LANES <= n; i += LANES) store(out + i, load<f32x16>(x + i) * scale * load<f32x16>(weight + i));
-  for (; i < n; ++i) out[i] = x[i] * scale * weight[i];
-}
-
-ANYRIG_INLINE f32x16 activate(Activation kind, f32x16 x) {
-  switch (kind) {
-    case Activation::silu: return x / (1.0f + exp(-x));
-    case Activation::gelu_tanh: return 0.5f * x * (1.0f + tanh(0.7978845608f * (x + 0.044715f * x * x * x)));
-    case Activation::gelu: {
-      for (int i = 0; i < LANES; ++i) x.set(i, 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678118f)));
-      return x;
-    }
-  }
-  return x;
-}
-
-ANYRIG_INLINE void rotate(float* x, const float* cos, const float* sin, int pairs, bool interleaved) {
-  if (interleaved) {
-    for (int i = 0; i < pairs; ++i) {
-      const float a = x[2 * i], b = x[2 * i + 1];
-      x[2 * i] = a * cos[i] - b * sin[i];
-      x[2 * i + 1] = b * cos[i] + a * sin[i];
-    }
-    return;
-  }
-  int i = 0;
-  for (; i + LANES <= pairs; i += LANES) {
-    const auto a = load<f32x16>(x + i), b = load<f32x16>(x + pairs + i);
-    const auto c = load<f32x16>(cos + i), s = load<f32x16>(sin + i);
-    store(x + i, a * c - b * s);
-    store(x + pairs + i, b * c + a * s);
-  }
-  for (; i < pairs; ++i) {
-    const float a = x[i], b = x[pairs + i];
-    x[i] = a * cos[i] - b * sin[i];
-    x[pairs + i] = b * cos[i] + a * sin[i];
-  }
-}
-
-// The best logit per lane so far, of one row.
-struct Best {
-  f32x16 value = splat(-INF);
-  i32x16 id{};
-  i32x16 nan{};
-
-  ANYRIG_INLINE void see(f32x16 v, int first, int n) {
-    const i32x16 lane = lanes_from(first);
-    const i32x16 real = lane < n;
-    nan |= (v != v) & real;
-    const i32x16 better = (v > value) & real;
-    value = select(better, v, value);
-    id = select(better, lane, id);
-  }
-
-  void add(const Best& other) {
-    for (int i = 0; i < LANES; ++i) {
-      const bool better = other.value[i] > value[i] || (other.value[i] == value[i] && other.id[i] < id[i]);
-      if (better) value.set(i, other.value[i]), id.set(i, other.id[i]);
-      nan.set(i, nan[i] | other.nan[i]);
-    }
-  }
-
-  void result(int32_t& best, float& logit) const {
-    int at = 0;
-    bool bad = false;
-    for (int i = 0; i < LANES; ++i) {
-      if (value[i] > value[at] || (value[i] == value[at] && id[i] < id[at])) at = i;
-      bad |= nan[i] != 0;
-    }
-    best = id[at];
-    logit = bad ? std::numeric_limits<float>::quiet_NaN() : value[at];
-  }
 };
 
 class Decoder {
