@@ -16,23 +16,19 @@ from typing import Any
 import numpy as np
 
 from anyrig.core.config import EngineConfig
-from anyrig.core.decoder import INT4, BlockSpec, DecoderSpec, WeightKind
+from anyrig.core.decoder import INT4, DecoderSpec, WeightKind
 from anyrig.core.errors import OutOfMemory, Unsupported
 from anyrig.core.spec import Chunk, StepPlan, StepResult
 from anyrig.engine import memory
 from anyrig.engine.runner import pick_dtype
 from anyrig.hardware import cpu
-from anyrig.models import prepared
+from anyrig.models import prepared, prepared_key
 from anyrig.models.prepared import Prepared
-from anyrig.ops.cpu import native
+from anyrig.ops.cpu import native, shapes
 
 log = logging.getLogger(__name__)
 
 Logits = np.ndarray[Any, np.dtype[np.float32]]
-
-PAGE_SIZES = (16, 32, 64)
-MOST_HEADS_PER_KV_HEAD = 128
-LANES = 16
 
 
 def make(path: Path, name: str, config: EngineConfig, limit: int, progress: Callable[[str], None]) -> "FusedRunner":
@@ -44,11 +40,11 @@ def make(path: Path, name: str, config: EngineConfig, limit: int, progress: Call
     module = native.module()
     if module is None:
         raise Unsupported(f"CPU kernels: {native.why_not()}")
-    if config.page_size not in PAGE_SIZES:
-        raise Unsupported(f"`page_size` is {config.page_size}, the CPU kernels take {', '.join(map(str, PAGE_SIZES))}")
+    if reason := shapes.why_not((), config.page_size):
+        raise Unsupported(reason)
     kind = weight_kind(config, module.isa)
     group, minimum = INT4 if kind == "int4" else (0, False)
-    key = prepared.key_of(name, path, limit, kind=kind, layout=module.LAYOUT, group=group, minimum=minimum)
+    key = prepared_key.key_of(name, path, limit, kind=kind, layout=module.LAYOUT, group=group, minimum=minimum)
     found = prepared.find(key, module.packed_size)
     if found is None:
         with prepared.exclusive(key, progress, module.packed_size) as other:
@@ -92,6 +88,7 @@ class FusedRunner:
 
     def __init__(self, model: Prepared, module: ModuleType, config: EngineConfig, max_model_len: int) -> None:
         spec = model.spec
+        check(spec, config.page_size)
         self.spec = spec
         self.prepared = model
         self.isa: str = module.isa
@@ -202,7 +199,6 @@ def build(model: Prepared, module: ModuleType, threads: int) -> Any:
     for rope in spec.ropes:
         decoder.add_rope(np.array(rope.inv_freq, np.float32), rope.scaling, rope.interleaved)
     for i, layer in enumerate(spec.layers):
-        _check(layer)
         a = layer.attention
         prefix = f"layers.{i}."
         decoder.add_layer(
@@ -226,14 +222,17 @@ def build(model: Prepared, module: ModuleType, threads: int) -> Any:
     return decoder
 
 
-def _check(layer: BlockSpec) -> None:
-    a = layer.attention
-    if a.kv_source != a.index:
-        raise Unsupported(f"layer {a.name} reads another layer's keys and values")
-    if a.dim % 2 or a.v_dim % LANES:
-        raise Unsupported(f"layer {a.name} has heads of {a.dim} and {a.v_dim}")
-    if a.heads // a.kv_heads > MOST_HEADS_PER_KV_HEAD:
-        raise Unsupported(f"layer {a.name} has {a.heads // a.kv_heads} query heads per KV head")
+def check(spec: DecoderSpec, page_size: int) -> None:
+    """Refuse what the kernels' decoder lacks, although a description can say it.
+
+    Raises:
+        Unsupported: naming the layer.
+    """
+    layers = [layer.attention for layer in spec.layers]
+    if reason := shapes.why_not(layers, page_size):
+        raise Unsupported(reason)
+    if shared := [a.name for a in layers if a.kv_source != a.index]:
+        raise Unsupported(f"layer {shared[0]} reads another layer's keys and values")
 
 
 def _prepare(
@@ -241,7 +240,7 @@ def _prepare(
     name: str,
     config: EngineConfig,
     limit: int,
-    key: prepared.Key,
+    key: prepared_key.Key,
     module: ModuleType,
     progress: Callable[[str], None],
 ) -> Prepared:
@@ -256,8 +255,7 @@ def _prepare(
     dtype = torch.float32 if checkpoint.stored_dtype(path) in ("F32", "F16") else torch.bfloat16
     model = load.load(path, dtype=dtype, attn_implementation="eager")
     description = describe.describe(model, name, limit, kind=key.kind, group=key.group, minimum=key.minimum)
-    for layer in description.spec.layers:
-        _check(layer)
+    check(description.spec, config.page_size)
     with prepared.create(key, description.spec, module.packed_size) as writer:
         pack(description, writer, module)
         made = writer.view()
@@ -293,8 +291,8 @@ def pack(description: Any, writer: prepared.Writer | prepared.InMemory, module: 
 def _logits(model: Prepared, module: ModuleType, config: EngineConfig, ids: list[int]) -> Any:
     """Logits `[len(ids), vocab]` of one sequence, in two chunks and some single steps."""
     decoder = build(model, module, config.threads or cpu.read().cores)
-    pages = -(-len(ids) // PAGE_SIZES[0])
-    decoder.allocate(pages, PAGE_SIZES[0], kv_kind(config, model.spec.kind, module.isa), False)
+    pages = -(-len(ids) // shapes.PAGE_SIZES[0])
+    decoder.allocate(pages, shapes.PAGE_SIZES[0], kv_kind(config, model.spec.kind, module.isa), False)
 
     def fresh(rows: int) -> Logits:
         return np.empty((rows, model.spec.vocab_size), np.float32)

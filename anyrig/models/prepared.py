@@ -16,33 +16,26 @@ import json
 import logging
 import mmap
 import os
-import re
 import struct
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from filelock import FileLock, Timeout
 
-import anyrig
 from anyrig.core.decoder import DecoderSpec, WeightKind
-from anyrig.core.env import home
-from anyrig.models import cache, checkpoint
+from anyrig.models import cache
+from anyrig.models.prepared_key import SUFFIX, Key, directory
 
 log = logging.getLogger(__name__)
 
-# Raise when what `describe.py`, `block.py` or `trace.py` say of the same model changes: older files are made anew.
-DESCRIPTION = 1
 MAGIC = b"ANYRIG01"
 ALIGN = 4096
-SUFFIX = ".anyrig"
 _PREFIX = struct.Struct("<8sQ32s")
 _LONGEST_HEADER = 256 << 20  # bytes; a broken length must not be read
 _DAY = 24 * 3600  # seconds
@@ -58,90 +51,6 @@ _REFUSED = {
 PackedSize = Callable[[WeightKind, int, int, int, bool], int]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
-
-
-@lru_cache(maxsize=1)
-def transformers_version() -> str:
-    """Of the installed Transformers, which is not imported; "" where there is none.
-
-    Read off the name of its directory of metadata: `importlib.metadata` says the same, but its import takes longer
-    (12 ms) than mapping a model.
-    """
-    for place in sys.path:
-        for path in Path(place).glob("transformers-*.dist-info"):
-            return path.name.removeprefix("transformers-").removesuffix(".dist-info")
-    from importlib import metadata
-
-    try:
-        return metadata.version("transformers")
-    except metadata.PackageNotFoundError:
-        return ""
-
-
-@dataclass(frozen=True)
-class Key:
-    """What a prepared file was made from; another one is of no use.
-
-    Attributes:
-        model: as `anyrig models` shows it.
-        version: of the model's files (`ModelInfo.version`).
-        kind, group, minimum: how the matrices are packed (`DecoderSpec`).
-        layout: number of the native module's layout.
-        length: what the rope was frozen for, where its kind depends on the length; 0 otherwise.
-        anyrig: our version.
-        description: `DESCRIPTION`.
-        transformers: version of the library whose module was described.
-    """
-
-    model: str
-    version: str
-    kind: WeightKind
-    group: int
-    minimum: bool
-    layout: int
-    length: int = 0
-    anyrig: str = anyrig.__version__
-    description: int = DESCRIPTION
-    transformers: str = field(default_factory=transformers_version)
-
-    @property
-    def path(self) -> Path:
-        digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
-        return directory() / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', self.model).strip('.-')}-{self.kind}-{digest}{SUFFIX}"
-
-
-def key_of(
-    name: str,
-    path: Path,
-    max_model_len: int,
-    *,
-    kind: WeightKind,
-    layout: int,
-    group: int = 0,
-    minimum: bool = False,
-) -> Key:
-    """The key of a model directory (`locate.resolve`).
-
-    Raises:
-        ModelError: when the directory has no configuration.
-    """
-    info = checkpoint.read_info(path)
-    name, _, _ = name.partition("@")  # a revision of the hub shows in the version
-    if "/" not in name and path.parent != cache.models_dir():
-        # Directories of users may bear the same name.
-        name = f"{name}-{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
-    length = max_model_len if _length_matters(checkpoint.read_config(path)) else 0
-    return Key(name, info.version, kind, group, minimum, layout, length)
-
-
-def _length_matters(config: dict[str, Any]) -> bool:
-    """Whether a kind of rope is named that `models/rope.py` freezes; there may be one per type of layer."""
-    for key, value in config.items():
-        if isinstance(value, dict) and _length_matters(value):
-            return True
-        if key in ("rope_type", "type") and isinstance(value, str) and ("dynamic" in value or value == "longrope"):
-            return True
-    return False
 
 
 @dataclass(frozen=True)
@@ -161,10 +70,6 @@ class Prepared:
     vectors: dict[str, Floats]
     path: Path | None
     bytes: int
-
-
-def directory() -> Path:
-    return home() / "prepared"
 
 
 def find(key: Key, packed_size: PackedSize | None = None, *, quiet: bool = False) -> Prepared | None:
@@ -219,7 +124,7 @@ def exclusive(
         # The lock is ours, so what lies here belongs to nobody.
         for stale in directory().glob(f".new-{key.path.stem}-*"):
             stale.unlink(missing_ok=True)
-    except (OSError, NotImplementedError) as error:
+    except (OSError, NotImplementedError) as error:  # filelock raises the latter where a file system has no locks
         log.debug("no lock for %s: %s", key.path, error)
     try:
         yield find(key, packed_size, quiet=True)

@@ -1,6 +1,5 @@
 """Processes that fork, as web servers and data loaders do: parent and child both go on with the engine they have."""
 
-import os
 import subprocess
 import sys
 
@@ -105,7 +104,6 @@ print("done")
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.parametrize("way", [IDLE, BUSY], ids=["while the engine is idle", "while another thread is inside a step"])
 def test_a_forked_child_and_its_parent_both_go_on(way):
     done = subprocess.run([sys.executable, "-c", START + way], capture_output=True, text=True, timeout=300)

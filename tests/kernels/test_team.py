@@ -89,10 +89,6 @@ def in_child(work, seconds=20):
     return "hangs"
 
 
-forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-
-
-@forks
 @pytest.mark.native_only
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_gets_threads_of_its_own(make, x):
@@ -103,7 +99,6 @@ def test_a_forked_child_gets_threads_of_its_own(make, x):
         assert (run(op, x) == want).all()
 
 
-@forks
 @pytest.mark.native_only
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_child_forked_while_another_thread_computes_does_not_wait_for_it(make, x):

@@ -20,8 +20,9 @@ import pytest
 
 from anyrig.core.decoder import BlockSpec, DecoderSpec, Rope
 from anyrig.core.spec import LayerSpec
-from anyrig.models import cache, prepared
-from anyrig.models.prepared import Key, Prepared
+from anyrig.models import cache, prepared, prepared_key
+from anyrig.models.prepared import Prepared
+from anyrig.models.prepared_key import Key
 
 KEY = Key("mine", "0123456789abcdef", "int8", 0, False, layout=3)
 ANYRIG = [sys.executable, "-c", "from anyrig.cli.main import main; main()"]
@@ -115,7 +116,7 @@ def test_what_was_written_is_found_again(home: Path) -> None:
         {"layout": 4},
         {"length": 8192},
         {"anyrig": "9.9"},
-        {"description": prepared.DESCRIPTION + 1},
+        {"description": prepared_key.DESCRIPTION + 1},
         {"transformers": "9.9"},
         {"model": "yours"},
     ],
@@ -167,7 +168,7 @@ def test_any_flipped_byte_of_the_header_is_noticed(caplog: pytest.LogCaptureFixt
 
 
 def test_foreign_files_are_noticed(caplog: pytest.LogCaptureFixture) -> None:
-    prepared.directory().mkdir(parents=True)
+    prepared_key.directory().mkdir(parents=True)
     KEY.path.write_bytes(b"GGUF" + os.urandom(5000))
     assert prepared.find(KEY) is None
     assert "not a prepared model" in caplog.text
@@ -300,7 +301,7 @@ def test_a_home_that_cannot_be_written_only_costs_the_speed_up(
 
 @pytest.mark.parametrize(
     "software",
-    [{"layout": 4}, {"anyrig": "9.9"}, {"description": prepared.DESCRIPTION + 1}, {"transformers": "9.9"}],
+    [{"layout": 4}, {"anyrig": "9.9"}, {"description": prepared_key.DESCRIPTION + 1}, {"transformers": "9.9"}],
     ids=lambda s: next(iter(s)),
 )
 def test_an_update_replaces_the_files_of_its_kind(software: dict[str, object]) -> None:
@@ -381,12 +382,12 @@ def test_our_own_mistakes_are_not_taken_for_a_disk_that_says_no(monkeypatch: pyt
 
 
 def test_the_version_of_transformers_is_known_without_importing_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared.transformers_version.cache_clear()
-    assert prepared.transformers_version() == metadata.version("transformers") == KEY.transformers
+    prepared_key.transformers_version.cache_clear()
+    assert prepared_key.transformers_version() == metadata.version("transformers") == KEY.transformers
     monkeypatch.setattr(sys, "path", [])
-    prepared.transformers_version.cache_clear()
-    assert prepared.transformers_version() == ""
-    prepared.transformers_version.cache_clear()
+    prepared_key.transformers_version.cache_clear()
+    assert prepared_key.transformers_version() == ""
+    prepared_key.transformers_version.cache_clear()
 
 
 def test_the_key_follows_the_files_and_the_length_where_it_counts(tmp_path: Path) -> None:
@@ -396,7 +397,7 @@ def test_the_key_follows_the_files_and_the_length_where_it_counts(tmp_path: Path
     (path / "config.json").write_text(json.dumps(config))
 
     def key(length: int, name: str = "model", where: Path = path) -> Key:
-        return prepared.key_of(name, where, length, kind="int8", layout=1)
+        return prepared_key.key_of(name, where, length, kind="int8", layout=1)
 
     first = key(2048)
     assert first == key(4096)

@@ -10,10 +10,7 @@ from anyrig.core.errors import Unsupported
 from anyrig.core.spec import LayerSpec, StepPlan
 from anyrig.hardware import cpu
 from anyrig.ops.attention import KVPages
-from anyrig.ops.cpu import native
-
-PAGE_SIZES = (16, 32, 64)
-MOST_GROUP = 128  # query heads per KV head
+from anyrig.ops.cpu import native, shapes
 
 
 class CpuAttention:
@@ -31,16 +28,9 @@ class CpuAttention:
     @staticmethod
     def why_not(layers: Sequence[LayerSpec], page_size: int, dtype: torch.dtype) -> str | None:
         """Why these layers can't be computed, or None when they can."""
-        if page_size not in PAGE_SIZES:
-            return f"`page_size` is {page_size}, not 16, 32 or 64"
         if dtype not in (torch.float32, torch.bfloat16):
             return f"pages of {dtype}"
-        for layer in layers:
-            if layer.dim % 2 or layer.v_dim % 16:
-                return f"layer {layer.name} has heads of {layer.dim} and {layer.v_dim}"
-            if layer.heads // layer.kv_heads > MOST_GROUP:
-                return f"layer {layer.name} has {layer.heads // layer.kv_heads} query heads per KV head"
-        return None
+        return shapes.why_not(layers, page_size)
 
     def prepare(self, plan: StepPlan, num_tokens: int) -> "CpuStep":
         return CpuStep(self.kernel, plan)
