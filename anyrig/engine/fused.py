@@ -175,11 +175,7 @@ def step(decoder: Any, plan: StepPlan, logits_for: Callable[[int], Logits] | Non
 
 
 def build(model: Prepared, module: ModuleType, threads: int) -> Any:
-    """The kernels' decoder of a prepared model; it keeps the arrays alive.
-
-    Raises:
-        Unsupported: naming the layer that the kernels' shapes exclude.
-    """
+    """The kernels' decoder of a prepared model that passed `check`; it keeps the arrays alive."""
     spec = model.spec
     decoder = module.Decoder(
         threads,
